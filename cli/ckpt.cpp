@@ -101,6 +101,9 @@ std::string damage_of(const std::filesystem::path& path, Manifest& manifest) {
   }
 }
 
+// A run that was resumed has found this checkpoint damaged, and gone on from an older one.
+constexpr std::string_view kSetAside = "was found damaged when a run was resumed, and set aside";
+
 // A run's checkpoints, a line each; damaged ones say so.
 std::string checkpoint_list(const std::filesystem::path& checkpoints) {
   const auto all = checkpoint::list_checkpoints(checkpoints);
@@ -120,25 +123,33 @@ std::string checkpoint_list(const std::filesystem::path& checkpoints) {
     if (!damage.empty()) damages.push_back(damage);
   }
   for (const std::string& damage : damages) text += damage + '\n';
-  for (const auto& [step, path] : aside)
-    text += fmt::format("'{}' was found damaged and set aside\n", path.string());
+  for (const auto& [step, path] : aside) {
+    Manifest manifest;
+    const std::string damage = damage_of(path, manifest);
+    text += fmt::format("'{}' {}{}\n", path.string(), kSetAside,
+                        damage.empty() ? "; 'lockstep ckpt verify' reads it again" : ": " + damage);
+  }
   return text;
 }
 
 std::string checkpoint_list_json(const std::filesystem::path& checkpoints) {
   json all = json::array();
-  for (const auto& [step, path] : checkpoint::list_checkpoints(checkpoints)) {
+  const auto add = [&](const checkpoint::Checkpoint& listed, bool set_aside) {
     Manifest manifest;
-    const std::string damage = damage_of(path, manifest);
-    json one = {{"step", step},
-                {"path", path.string()},
+    std::string damage = damage_of(listed.path, manifest);
+    if (set_aside && damage.empty()) damage = kSetAside;
+    json one = {{"step", listed.step},
+                {"path", listed.path.string()},
                 {"bytes", bytes_of(manifest)},
                 {"tensors", manifest.tensors.size()},
                 {"files", num_writers(manifest)},
+                {"set_aside", set_aside},
                 {"damage", damage.empty() ? json(nullptr) : json(damage)}};
     one["loss"] = manifest.state.last_loss ? json(*manifest.state.last_loss) : json(nullptr);
     all.push_back(std::move(one));
-  }
+  };
+  for (const auto& one : checkpoint::list_checkpoints(checkpoints)) add(one, false);
+  for (const auto& one : checkpoint::list_set_aside(checkpoints)) add(one, true);
   return all.dump(1) + '\n';
 }
 
@@ -266,32 +277,40 @@ int show(const std::vector<std::string>& paths, const CkptFlags& flags) {
   return 0;
 }
 
-int verify(const std::vector<std::string>& paths, const CkptFlags&) {
-  std::vector<fs::path> all;
-  if (checkpoint::is_checkpoint(paths[0]))
-    all.emplace_back(paths[0]);
-  else
-    for (const auto& one : checkpoint::list_checkpoints(checkpoints_in(paths[0])))
-      all.push_back(one.path);
-  if (all.empty()) checkpoint_at(paths[0]);
-  bool damaged = false;
-  for (const fs::path& path : all) {
-    std::vector<std::string> damages;
-    std::uint64_t bytes = 0;
-    try {
-      CheckpointReader reader(path);
-      damages = reader.damages();
-      bytes = reader.bytes_read();
-    } catch (const checkpoint::DamagedCheckpoint& damage) {
-      damages = {damage.what()};
-    }
-    for (const std::string& damage : damages) write_out(damage + '\n');
-    if (damages.empty())
-      write_out(fmt::format("'{}' is whole: {} read, every hash as it was written\n", path.string(),
-                            plan::bytes_text(static_cast<double>(bytes))));
-    damaged = damaged || !damages.empty();
+// Reads all of a checkpoint, and says what is damaged. Returns whether it is whole.
+bool verify(const fs::path& path) {
+  std::vector<std::string> damages;
+  std::uint64_t bytes = 0;
+  try {
+    CheckpointReader reader(path);
+    damages = reader.damages();
+    bytes = reader.bytes_read();
+  } catch (const checkpoint::DamagedCheckpoint& damage) {
+    damages = {damage.what()};
   }
-  return damaged ? kFound : 0;
+  for (const std::string& damage : damages) write_out(damage + '\n');
+  if (damages.empty())
+    write_out(fmt::format("'{}' is whole: {} read, every hash as it was written\n", path.string(),
+                          plan::bytes_text(static_cast<double>(bytes))));
+  return damages.empty();
+}
+
+int verify(const std::vector<std::string>& paths, const CkptFlags&) {
+  if (checkpoint::is_checkpoint(paths[0])) return verify(fs::path(paths[0])) ? 0 : kFound;
+  const auto all = checkpoint::list_checkpoints(checkpoints_in(paths[0]));
+  const auto aside = checkpoint::list_set_aside(checkpoints_in(paths[0]));
+  if (all.empty() && aside.empty()) checkpoint_at(paths[0]);
+  bool whole = true;
+  for (const checkpoint::Checkpoint& one : all) whole = verify(one.path) && whole;
+  for (const checkpoint::Checkpoint& one : aside) {
+    const bool is_whole = verify(one.path);
+    write_out(fmt::format("'{}' {}: {}\n", one.path.string(), kSetAside,
+                          is_whole ? fmt::format("rename it to {} to use it again",
+                                                 checkpoint::checkpoint_name(one.step))
+                                   : "no run uses it any more, and you may remove it"));
+    whole = is_whole && whole;
+  }
+  return whole ? 0 : kFound;
 }
 
 // Describes how a tensor that both checkpoints have differs.

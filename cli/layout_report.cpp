@@ -190,17 +190,6 @@ class GridText {
   std::size_t columns_ = 0;  // ranks of a line that are shown
 };
 
-std::string what_is_cut(ShardingStrategy strategy) {
-  switch (strategy) {
-    case ShardingStrategy::NO_SHARD: return "";
-    case ShardingStrategy::SHARD_OPTIMIZER: return "the optimizer's state";
-    case ShardingStrategy::SHARD_GRAD_OP: return "gradients and the optimizer's state";
-    case ShardingStrategy::FULL_SHARD:
-    case ShardingStrategy::HYBRID_SHARD: return "parameters, gradients and the optimizer's state";
-  }
-  return "";
-}
-
 std::string about_pipeline(const DescribedRun& run) {
   const pipeline::Schedule& schedule = run.resolved.pipeline->schedule;
   const double idle = pipeline::bubble(pipeline::simulate(schedule));
@@ -230,9 +219,12 @@ std::string about_axis(const std::string& name, const DescribedRun& run) {
                            : "");
   const std::string samples = "samples of their own";
   if (layout.shards == 1) return samples;
-  const bool shares = layout.strategy == ShardingStrategy::SHARD_OPTIMIZER || name == "dp_shard";
+  // The optimizer's state alone is cut along all axes of the data.
+  const bool shares =
+      traits_of(layout.strategy).cut == ShardedState::optimizer || name == "dp_shard";
   if (!shares) return samples + "; copies of the model";
-  return fmt::format("{}; {} in {} parts{}", samples, what_is_cut(layout.strategy), layout.shards,
+  return fmt::format("{}; {} in {} parts{}", samples, traits_of(layout.strategy).cut_text,
+                     layout.shards,
                      layout.shards > layout.shape.size(name) ? ", with other axes" : "");
 }
 

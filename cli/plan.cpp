@@ -115,13 +115,12 @@ void judge(MemoryReport& report) {
 // "Into 80.0 GiB fit: FULL_SHARD on 4 or 8 ranks."
 std::string what_fits(const MemoryReport& report) {
   std::string text;
-  for (const ShardingStrategy strategy : plan::kStrategies) {
+  for (const StrategyTraits& one : kStrategies) {
     std::vector<int> ranks;
     for (const MemoryRow& row : report.rows)
-      if (row.strategy == strategy && row.verdict != "no") ranks.push_back(row.num_ranks);
+      if (row.strategy == one.strategy && row.verdict != "no") ranks.push_back(row.num_ranks);
     if (ranks.empty()) continue;
-    text += fmt::format("{}{} on {}", text.empty() ? "" : "; ", plan::name_of(strategy),
-                        fmt::join(ranks, ", "));
+    text += fmt::format("{}{} on {}", text.empty() ? "" : "; ", one.name, fmt::join(ranks, ", "));
   }
   const std::string there = plan::bytes_text(static_cast<double>(*report.device_bytes));
   return text.empty() ? fmt::format("Nothing here fits into {} a rank.", there)
@@ -130,8 +129,8 @@ std::string what_fits(const MemoryReport& report) {
 
 void note_what_stays(MemoryReport& report, plan::Offload offload) {
   std::vector<const char*> whole;
-  for (const ShardingStrategy strategy : plan::kStrategies)
-    if (!plan::can_offload(strategy, offload)) whole.push_back(plan::name_of(strategy));
+  for (const StrategyTraits& one : kStrategies)
+    if (!plan::can_offload(one.strategy, offload)) whole.push_back(one.name);
   if (!whole.empty())
     report.notes.push_back(
         fmt::format("Left out {}: what is offloaded must be cut.", fmt::join(whole, ", ")));
@@ -180,15 +179,15 @@ MemoryReport memory_of_config(const MemorySettings& settings) {
     }
     micro_batches[ranks] = choice.micro_batch;
     last = choice;
-    for (const ShardingStrategy strategy : plan::kStrategies) {
-      if (!plan::can_offload(strategy, memory.offload())) continue;
+    for (const StrategyTraits& one : kStrategies) {
+      if (!plan::can_offload(one.strategy, memory.offload())) continue;
       RunMemory::Choice row = choice;
-      row.strategy = strategy;
+      row.strategy = one.strategy;
       row.offload = memory.offload();
       report.rows.push_back({.num_ranks = ranks,
-                             .strategy = strategy,
+                             .strategy = one.strategy,
                              .estimate = memory.estimate(row),
-                             .marked = strategy == choice.strategy});
+                             .marked = one.strategy == choice.strategy});
     }
   }
   if (!last) throw UsageError("{}", refusal);
@@ -232,17 +231,16 @@ MemoryReport memory_of_parameters(const MemorySettings& settings) {
   if (!settings.device_memory.empty())
     report.device_bytes = plan::parse_bytes(settings.device_memory, "--device-memory");
   for (const int ranks : parse_ranks(settings.ranks))
-    for (const ShardingStrategy strategy : plan::kStrategies) {
-      if (!plan::can_offload(strategy, offload)) continue;
-      const bool hybrid = strategy == ShardingStrategy::HYBRID_SHARD;
-      const auto states =
-          plan::estimate_memory(parameters / 1e9, precision,
-                                {.strategy = strategy,
-                                 .num_ranks = hybrid ? std::min(ranks, ranks_per_host) : ranks,
-                                 .offload = offload});
+    for (const StrategyTraits& one : kStrategies) {
+      if (!plan::can_offload(one.strategy, offload)) continue;
+      const auto states = plan::estimate_memory(
+          parameters / 1e9, precision,
+          {.strategy = one.strategy,
+           .num_ranks = one.has_copies ? std::min(ranks, ranks_per_host) : ranks,
+           .offload = offload});
       const auto bytes = [](double value) { return static_cast<std::int64_t>(value); };
       report.rows.push_back({.num_ranks = ranks,
-                             .strategy = strategy,
+                             .strategy = one.strategy,
                              .estimate = {.weights = bytes(states.weights),
                                           .gradients = bytes(states.gradients),
                                           .optimizer = bytes(states.optimizer),
@@ -264,7 +262,7 @@ std::string to_json(const MemoryReport& report) {
   for (const MemoryRow& row : report.rows) {
     const plan::MemoryEstimate& one = row.estimate;
     rows.push_back({{"ranks", row.num_ranks},
-                    {"strategy", plan::name_of(row.strategy)},
+                    {"strategy", name_of(row.strategy)},
                     {"weights", one.weights},
                     {"gradients", one.gradients},
                     {"optimizer", one.optimizer},

@@ -193,7 +193,8 @@ void describe(CLI::App& app, Texts& texts, launch::LaunchOptions& options) {
   app.add_option("--log-dir", options.log_directory, "folder for --redirects and --tee");
   app.add_option("-r,--redirects", texts.redirects,
                  "output to files only: 1 standard output, 2 error, 3 both; or 0:1,1:3 by rank");
-  app.add_option("-t,--tee", texts.tee, "output to files as well; as --redirects");
+  app.add_option("-t,--tee", texts.tee,
+                 "output to files as well as here, whatever --redirects says; its values");
   app.add_flag("-m,--module", texts.module, "PROGRAM is a Python module");
   app.add_flag("--no-python", texts.no_python, "execute PROGRAM itself even where it ends in .py");
   app.add_option("--monitor-interval", texts.monitor_interval,

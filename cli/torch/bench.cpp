@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <spdlog/fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <lockstep/base/error.h>
@@ -371,7 +372,8 @@ int bench(Arguments arguments) {
       ->delimiter(',');
   app.add_option("--nproc-per-node", settings.num_ranks,
                  "Ranks to start, where no launcher has (2)");
-  app.add_option("--backend", settings.backend, "auto, shm, tcp, gloo, mpi or nccl");
+  app.add_option("--backend", settings.backend,
+                 fmt::format("One of {}", fmt::join(comm::backends::names(), ", ")));
   app.add_option("--algorithm", settings.algorithm,
                  "automatic, direct, tree, ring, halving_doubling or hierarchical");
   app.add_option("--min", settings.smallest, "Smallest size (4K)");

@@ -1,14 +1,12 @@
-// A point in time by which a wait must end. Always the monotonic clock: a clock that is set, or
-// that differs between hosts, changes nothing.
+// A point in time by which a wait must end, on a clock that no setting of the host's time, and no
+// stop of this process, moves.
 #pragma once
 
 #include <algorithm>
-#include <chrono>
+
+#include <lockstep/base/clock.h>
 
 namespace lockstep {
-
-using Clock = std::chrono::steady_clock;
-using std::chrono::milliseconds;
 
 class Deadline {
  public:

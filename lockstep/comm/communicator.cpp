@@ -121,7 +121,7 @@ std::string summarize(const flight::Record& record) {
   Fingerprint fingerprint;
   static_assert(sizeof(record.detail) == sizeof(fingerprint));
   std::memcpy(&fingerprint, record.detail, sizeof(fingerprint));
-  return fingerprint.text();
+  return fingerprint.text_with_subject();
 }
 
 }  // namespace
@@ -452,6 +452,10 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, const std:
     recorder_->mark(entry, flight::State::failed);
     throw;
   }
+}
+
+void Communicator::note_refusal(const std::string& reason) const {
+  info_.journal->note_refusal(reason);
 }
 
 void Communicator::abort(const std::string& reason) { do_abort(reason); }

@@ -184,6 +184,11 @@ class Communicator {
   // ranks.
   void abort(const std::string& reason);
 
+  // Says that this rank throws an error instead of going on to its next call, whichever group's
+  // that is. Ranks that wait for it on the host fail within seconds, with this reason; unless they
+  // have all thrown as many such errors, and so wait for nobody. Ends with this rank's next call.
+  void note_refusal(const std::string& reason) const;
+
   // Returns a tensor in the host's memory that the backend reaches without a copy, for buffers that
   // are communicated often. Every rank may call it by itself, at any time. Other ranks write
   // results into this memory: after the group has failed, a rank that was stopped in the middle of

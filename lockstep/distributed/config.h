@@ -17,6 +17,7 @@
 #include <lockstep/parallel/replicate/options.h>
 #include <lockstep/parallel/shard/options.h>
 #include <lockstep/parallel/shard/sizes/strategy.h>
+#include <lockstep/parallel/tensor/parallelize_module.h>
 
 namespace lockstep {
 
@@ -36,6 +37,18 @@ enum class ParallelMode {
   HYBRID,    // whatever the sizes in model_parallel say
 };
 
+constexpr const char* name_of(ParallelMode mode) {
+  switch (mode) {
+    case ParallelMode::DDP: return "DDP";
+    case ParallelMode::FSDP: return "FSDP";
+    case ParallelMode::TENSOR: return "TENSOR";
+    case ParallelMode::PIPELINE: return "PIPELINE";
+    case ParallelMode::CONTEXT: return "CONTEXT";
+    case ParallelMode::HYBRID: return "HYBRID";
+  }
+  return "a mode without a name";
+}
+
 struct DistributedConfig {
   ParallelMode mode = ParallelMode::DDP;
   // FULL_SHARD where it is not given with FSDP; nothing is cut along the data's axes where it is
@@ -47,8 +60,13 @@ struct DistributedConfig {
   std::vector<mesh::Axis> mesh = {};
   // The further axes of the mesh.
   ModelParallelSizes model_parallel = {};
-  // How a tensor axis lays activations between the layers that wrap_model() cuts.
+  // How a tensor axis lays activations between those layers of lockstep::nn that wrap_model() cuts.
   nn::BetweenLayers between_layers = nn::BetweenLayers::whole;
+  // The plain torch::nn layers that wrap_model() cuts over the tensor axis, by their names, as
+  // tensor::parallelize_module() does:
+  //
+  //   .tensor_plan = {{"blocks.*.fc1", Cut::column}, {"blocks.*.fc2", Cut::row}}
+  tensor::Plan tensor_plan = {};
   // The backend of the ranks' calls: "auto", or one of comm::available_backends().
   std::string backend = "auto";
   // How long joining, and any call between ranks, may take before it fails by name.
@@ -69,25 +87,5 @@ struct DistributedConfig {
   // of the strategies that cut gradients.
   shard::Options fsdp = {};
 };
-
-// The state that a config cuts along the axes of the data: none with DDP.
-ShardingStrategy strategy_of(const DistributedConfig& config);
-
-// With the sizes that the mode leaves to the number of ranks.
-DistributedConfig sized_for(DistributedConfig config, int world_size);
-
-// Whether that strategy takes over a model's parameters unit by unit, so that they need not all be
-// there before.
-bool takes_units(const DistributedConfig& config);
-
-// The mesh that it asks for, as axes_for() says of JobSizes.
-JobAxes axes_for(const DistributedConfig& config, const JobRanks& ranks);
-
-// The settings that all ranks of a job must have alike to form its mesh and lay their tensors out,
-// a line each. Other differences show in their calls, which are compared as they are made.
-std::vector<std::string> lines_of(const DistributedConfig& config);
-
-// UsageError where a config asks for what its strategy does not have.
-void check(const DistributedConfig& config);
 
 }  // namespace lockstep

@@ -18,6 +18,7 @@
 #include <lockstep/comm/world/join.h>
 #include <lockstep/deferred/construction.h>
 #include <lockstep/distributed/axes/job_axes.h>
+#include <lockstep/distributed/config_rules.h>
 #include <lockstep/distributed/make_parallel.h>
 #include <lockstep/distributed/model_parts.h>
 #include <lockstep/distributed/rank_messages.h>
@@ -188,8 +189,8 @@ DistributedManager setup_distributed(const DistributedConfig& asked_for) {
 
 DistributedManager::State::Wrapped* DistributedManager::State::find(
     const torch::nn::Module* module) {
-  // Gives back what models had that are gone: buckets of gradients, groups of ranks.
-  std::erase_if(models, [](const Wrapped& one) { return one.module.expired(); });
+  // Gives back what models had of which nothing is left: buckets of gradients, groups of ranks.
+  std::erase_if(models, [](const Wrapped& one) { return !one.parallel->any_part_lives(); });
   std::erase_if(batch_norms, [](const auto& norms) { return norms->expired(); });
   const auto found = std::ranges::find_if(
       models, [&](const Wrapped& one) { return one.module.lock().get() == module; });
@@ -221,6 +222,14 @@ void DistributedManager::State::check_new(const torch::nn::Module* module) {
   if (find(module) != nullptr)
     throw UsageError("this '{}' is wrapped already: call wrap_model() once for a model",
                      module->name());
+  // A model that is gone but for parts of it gives them up to the one that they are in now.
+  const std::vector<at::Tensor> parameters = module->parameters();
+  std::erase_if(models, [&](const Wrapped& one) {
+    return one.module.expired() &&
+           std::ranges::any_of(parameters, [&](const at::Tensor& parameter) {
+             return one.parallel->names().has(parameter);
+           });
+  });
   for (const auto& item : module->named_parameters())
     if (belongs_to_wrapped(item.value()))
       throw UsageError("'{}' of this '{}' belongs to a model that is wrapped already: wrap the "
@@ -234,10 +243,14 @@ void DistributedManager::State::check_new(const torch::nn::Module* module) {
                      module->name(), num_empty, world->size());
 }
 
-// Layers that a model's own spread() has cut already stay as they are.
+// Layers that a model's own spread() or the caller has cut already stay as they are.
 void DistributedManager::State::cut_layers(torch::nn::Module& module) {
   if (config.model_parallel.tensor == 1 || !nn::cut_parameters(module).empty()) return;
   const auto& group = mesh.axis("tp");
+  if (!config.tensor_plan.empty()) {
+    tensor::parallelize_module(module, group, config.tensor_plan);
+    return;
+  }
   std::vector<NamedTensor> tensors;
   for (const auto& item : module.named_parameters()) tensors.push_back({item.key(), item.value()});
   data_parallel::check_same_tensors(tensors, *group);
@@ -245,11 +258,10 @@ void DistributedManager::State::cut_layers(torch::nn::Module& module) {
   const auto axis = std::make_shared<nn::TensorAxis>(group, config.between_layers);
   if (nn::cut_parallel_layers(module, axis) == 0)
     throw UsageError("model_parallel.tensor is {}, and this '{}' has no layer that can be cut over "
-                     "so many ranks: make it of lockstep::nn's ColumnParallelLinear, "
-                     "RowParallelLinear and VocabParallelEmbedding; or, in place of wrap_model(), "
-                     "cut its plain torch::nn layers by their names with "
-                     "lockstep::tensor::parallelize_module(*model, dist.mesh().axis(\"tp\"), plan) "
-                     "(docs/tensor.md); or leave it at 1",
+                     "so many ranks: name its plain torch::nn layers in the "
+                     "config's tensor_plan (docs/tensor.md); or make it of lockstep::nn's "
+                     "ColumnParallelLinear, RowParallelLinear and VocabParallelEmbedding; or leave "
+                     "model_parallel.tensor at 1",
                      config.model_parallel.tensor, module.name());
 }
 

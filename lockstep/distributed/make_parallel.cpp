@@ -1,6 +1,7 @@
 #include <lockstep/distributed/make_parallel.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/distributed/config_rules.h>
 #include <lockstep/parallel/replicate/distributed_data_parallel.h>
 #include <lockstep/parallel/shard/fully_sharded_data_parallel.h>
 #include <lockstep/parallel/shard/optimizer_shards.h>
@@ -19,8 +20,8 @@ std::unique_ptr<data_parallel::ParallelModel> make_strategy(
   const ShardingStrategy strategy = strategy_of(config);
   const auto all = group_along(mesh, axes.gradients);
   shard::Options options = config.fsdp;
-  options.cut = strategy == ShardingStrategy::SHARD_GRAD_OP ? shard::Cut::gradients
-                                                            : shard::Cut::gradients_and_parameters;
+  options.cut =
+      cuts_parameters(strategy) ? shard::Cut::gradients_and_parameters : shard::Cut::gradients;
   switch (strategy) {
     case ShardingStrategy::NO_SHARD:
       return std::make_unique<DistributedDataParallel>(module, all, config.ddp, context);

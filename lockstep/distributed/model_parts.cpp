@@ -12,6 +12,7 @@
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/mesh/tensors.h>
 #include <lockstep/optim/sum_of_squares.h>
+#include <lockstep/parallel/data_parallel/model_parameters.h>
 
 namespace lockstep {
 
@@ -39,7 +40,7 @@ ModelParts::ModelParts(const torch::nn::Module& module, std::shared_ptr<comm::Co
   if (alone()) return;
   for (nn::CutParameter& one : nn::cut_parameters(module)) cut_.emplace(one.name, std::move(one));
   std::vector<NamedTensor> parameters;
-  for (const auto& item : module.named_parameters())
+  for (const auto& item : data_parallel::held_parameters(module))
     parameters.push_back({item.key(), item.value()});
   const auto all = pieces_of_all(parameters, Names::of_tensors);
   const auto rank = static_cast<std::size_t>(group_->rank());

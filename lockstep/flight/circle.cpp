@@ -52,7 +52,8 @@ Question question_of(const BlockedCall& call, const BlockedCall::Need& need) {
   return {.group = call.group,
           .sequence = call.sequence,
           .asker = call.rank_in_group,
-          .message = need.message};
+          .message = need.message,
+          .refusals = call.refusals};
 }
 
 class CircleSearch {
@@ -113,18 +114,22 @@ class CircleSearch {
 
 }  // namespace
 
-std::string Question::encode() const { return dump_text({group, sequence, asker, message}); }
+std::string Question::encode() const {
+  return dump_text({group, sequence, asker, message, refusals});
+}
 
 std::optional<Question> Question::decode(std::string_view text) {
   return decoded(text, [](const json& value) {
     return Question{.group = value.at(0).get<std::string>(),
                     .sequence = whole_number<std::uint64_t>(value.at(1)),
                     .asker = whole_number<int>(value.at(2)),
-                    .message = whole_number<std::uint64_t>(value.at(3))};
+                    .message = whole_number<std::uint64_t>(value.at(3)),
+                    .refusals = whole_number<std::uint64_t>(value.at(4))};
   });
 }
 
 std::string Answer::encode() const {
+  if (state == State::refused) return dump_text({static_cast<int>(state), refusal});
   if (state != State::blocked) return dump_text({static_cast<int>(state)});
   json needs = json::array();
   for (const BlockedCall::Need& need : call.needs) {
@@ -132,14 +137,15 @@ std::string Answer::encode() const {
     needs.push_back(need.message);
   }
   return dump_text({static_cast<int>(state), call.rank, call.thread, call.group, call.rank_in_group,
-                    call.entry, call.sequence, call.text, needs});
+                    call.entry, call.sequence, call.refusals, call.text, needs});
 }
 
 Answer Answer::decode(std::string_view text) {
   const auto answer = decoded(text, [](const json& value) {
     const int state = whole_number<int>(value.at(0));
-    if (state < 0 || state > static_cast<int>(State::blocked)) return Answer{};
+    if (state < 0 || state > static_cast<int>(State::refused)) return Answer{};
     Answer read{.state = static_cast<State>(state), .call = {}};
+    if (read.state == State::refused) read.refusal = value.at(1).get<std::string>();
     if (read.state != State::blocked) return read;
     read.call = {.rank = whole_number<int>(value.at(1)),
                  .thread = whole_number<std::uint64_t>(value.at(2)),
@@ -147,9 +153,10 @@ Answer Answer::decode(std::string_view text) {
                  .rank_in_group = whole_number<int>(value.at(4)),
                  .entry = whole_number<std::uint64_t>(value.at(5)),
                  .sequence = whole_number<std::uint64_t>(value.at(6)),
-                 .text = value.at(7).get<std::string>(),
+                 .refusals = whole_number<std::uint64_t>(value.at(7)),
+                 .text = value.at(8).get<std::string>(),
                  .needs = {}};
-    const json& needs = value.at(8);
+    const json& needs = value.at(9);
     for (std::size_t i = 0; i + 1 < needs.size(); i += 2)
       read.call.needs.push_back(
           {whole_number<int>(needs.at(i)), whole_number<std::uint64_t>(needs.at(i + 1))});
@@ -206,7 +213,8 @@ std::optional<BlockedCall> OpenCalls::describe(const std::string& group, const R
                    .group = group,
                    .rank_in_group = recorder.rank(),
                    .entry = blocked.entry,
-                   .sequence = entry->sequence};
+                   .sequence = entry->sequence,
+                   .refusals = recorder.num_refusals()};
   const std::vector<int>& members = recorder.global_ranks();
   if (entry->sequence == 0) {
     for (std::size_t i = 0; i < entry->peers.size(); ++i)
@@ -248,10 +256,14 @@ Answer OpenCalls::answer(const Question& question) const {
     for (const auto& [thread, where] : blocked) {
       if (where.first->first != question.group || question.sequence == 0) continue;
       const auto entry = recorder.entry(where.second.entry);
-      if (entry && entry->sequence == question.sequence) return {Answer::State::came_and_in, {}};
+      if (entry && entry->sequence == question.sequence)
+        return {.state = Answer::State::came_and_in, .call = {}};
     }
-    return {Answer::State::came, {}};
+    return {.state = Answer::State::came, .call = {}};
   }
+  if (recorder.num_refusals() > question.refusals)
+    if (std::string refusal = recorder.refusal(); !refusal.empty())
+      return {.state = Answer::State::refused, .call = {}, .refusal = std::move(refusal)};
   // Read once: another thread may make a call meanwhile.
   const auto awaited = blocked.find(recorder.caller());
   if (awaited == blocked.end()) return {};
@@ -260,7 +272,7 @@ Answer OpenCalls::answer(const Question& question) const {
   const auto& [where, thread] = awaited->second;
   auto call = describe(where->first, *where->second, thread);
   if (!call) return {};
-  return {Answer::State::blocked, std::move(*call)};
+  return {.state = Answer::State::blocked, .call = std::move(*call)};
 }
 
 std::string Circle::text() const {
@@ -269,6 +281,20 @@ std::string Circle::text() const {
     text += fmt::format("{}rank {} waits in {} for rank {}", i == 0 ? "" : "; ", calls[i].rank,
                         calls[i].text, calls[(i + 1) % calls.size()].rank);
   return text + ".";
+}
+
+std::string Refusal::text() const {
+  return fmt::format("Rank {} does not come to this call. It has thrown this error instead: {}",
+                     rank, reason);
+}
+
+std::optional<Refusal> find_refusal(const BlockedCall& from, const Ask& ask) {
+  for (const BlockedCall::Need& need : from.needs) {
+    Answer answer = ask(need.rank, question_of(from, need));
+    if (answer.state == Answer::State::refused)
+      return Refusal{.rank = need.rank, .reason = std::move(answer.refusal)};
+  }
+  return std::nullopt;
 }
 
 std::optional<Circle> find_circle(const BlockedCall& from, const Ask& ask) {

@@ -1,4 +1,5 @@
-// Ranks that wait for each other in calls of different groups, found while they wait.
+// Ranks that wait for each other in calls of different groups, or for one that has refused to come,
+// found while they wait.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +30,7 @@ struct BlockedCall {
   int rank_in_group = 0;
   std::uint64_t entry = 0;     // of the rank's recorder of that group
   std::uint64_t sequence = 0;  // 0 of an exchange
+  std::uint64_t refusals = 0;  // of this rank, before the call
   std::string text;            // "all_reduce #7 (sum of 4 float32) of group 'tp' (train.cpp:42)"
   std::vector<Need> needs;
 
@@ -43,8 +45,9 @@ struct BlockedCall {
 struct Question {
   std::string group;
   std::uint64_t sequence = 0;
-  int asker = 0;              // where the sequence is 0: have you sent to this rank of the group,
-  std::uint64_t message = 0;  // this message?
+  int asker = 0;               // where the sequence is 0: have you sent to this rank of the group,
+  std::uint64_t message = 0;   // this message?
+  std::uint64_t refusals = 0;  // of the asker, so far (Recorder::num_refusals)
 
   std::string encode() const;
   // Nothing where it is none.
@@ -57,9 +60,11 @@ struct Answer {
     came,         // has made the call
     came_and_in,  // and a thread is blocked in it
     blocked,      // has not, and cannot before `call` is over
+    refused,      // has not, and has thrown an error instead which the asker has not
   };
   State state = State::at_large;
   BlockedCall call;
+  std::string refusal = {};  // the error
 
   std::string encode() const;
   // at_large where it is none.
@@ -141,6 +146,20 @@ struct CallToEnd {
 
 // Asks a rank of the job; at_large where it does not answer.
 using Ask = std::function<Answer(int rank, const Question& question)>;
+
+// A rank that does not come to a call, because it has thrown an error before it. What it refused is
+// not refused where it is waited for: a backward pass of a model that only this rank has changed.
+// Ranks that all refuse the same wait for nobody, and have each thrown as many errors.
+struct Refusal {
+  int rank = 0;  // the job's
+  std::string reason;
+
+  bool operator==(const Refusal&) const = default;
+  std::string text() const;
+};
+
+// Asks those who have to come to a call.
+std::optional<Refusal> find_refusal(const BlockedCall& from, const Ask& ask);
 
 // Follows a wait to a circle, which need not come back to the wait itself. Where a rank before this
 // one in the group is blocked in the same call, the search is left to it.

@@ -66,7 +66,7 @@ Journal::~Journal() {
   if (files_ >= 0) ::close(files_);
 }
 
-void Journal::add(const std::shared_ptr<const Recorder>& recorder) {
+void Journal::add(const std::shared_ptr<Recorder>& recorder) {
   const std::lock_guard lock(mutex_);
   std::erase_if(recorders_, [](const auto& each) { return each.second.recorder.expired(); });
   recorders_[recorder.get()] = {.recorder = recorder, .failure = std::nullopt};
@@ -76,6 +76,16 @@ void Journal::note_progress(std::uint64_t step, const char* phase) noexcept {
   step_.store(step, std::memory_order_relaxed);
   phase_.store(phase, std::memory_order_relaxed);
   noted_ns_.store(now_ns(), std::memory_order_relaxed);
+}
+
+void Journal::note_refusal(const std::string& reason) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, kept] : recorders_)
+      if (const auto recorder = kept.recorder.lock()) recorder->note_refusal(reason);
+  } catch (...) {
+    // Out of memory: others wait until their deadline.
+  }
 }
 
 // A step and the phase of the next may come together; a reader loses nothing by that.

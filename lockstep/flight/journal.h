@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 
 #include <lockstep/flight/dump.h>
@@ -28,11 +29,15 @@ class Journal {
   Journal& operator=(const Journal&) = delete;
 
   // From now on until it is gone; recorders are not kept alive.
-  void add(const std::shared_ptr<const Recorder>& recorder);
+  void add(const std::shared_ptr<Recorder>& recorder);
 
   // Where the program is, for the reader of a report: tens of nanoseconds, so it may be called
   // several times a step. `phase` has static lifetime.
   void note_progress(std::uint64_t step, const char* phase = "") noexcept;
+
+  // This rank refuses to go on to its next call, whichever group's that is, and throws `reason`.
+  // Ranks that wait for it are told so once they ask (circle.h).
+  void note_refusal(const std::string& reason) noexcept;
 
   // How long this process's threads have been in waits for calls, all of them together: who takes
   // from a step's time what this grew by has the time of its own work (observe/slow_ranks.h). Waits
@@ -51,7 +56,7 @@ class Journal {
 
  private:
   struct Kept {
-    std::weak_ptr<const Recorder> recorder;
+    std::weak_ptr<Recorder> recorder;
     std::optional<Cause> failure;
   };
 

@@ -250,6 +250,18 @@ void Recorder::note_sent(int rank, std::uint64_t number) {
   sent_[static_cast<std::size_t>(rank)].store(number, std::memory_order_relaxed);
 }
 
+void Recorder::note_refusal(std::string reason) {
+  const std::lock_guard lock(refusal_mutex_);
+  refusal_ = std::move(reason);
+  refused_at_ = next_.load(std::memory_order_relaxed);
+  num_refusals_.fetch_add(1, std::memory_order_relaxed);
+}
+
+std::string Recorder::refusal() const {
+  const std::lock_guard lock(refusal_mutex_);
+  return refused_at_ == next_.load(std::memory_order_relaxed) ? refusal_ : "";
+}
+
 std::uint64_t Recorder::sent_to(int rank) const {
   if (rank < 0 || static_cast<std::size_t>(rank) >= global_ranks_.size()) return 0;
   return sent_[static_cast<std::size_t>(rank)].load(std::memory_order_relaxed);

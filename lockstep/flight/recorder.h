@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -119,6 +120,14 @@ class Recorder {
   void note_sent(int rank, std::uint64_t number);
   std::uint64_t sent_to(int rank) const;
 
+  // Says that this rank refuses to go on to its next call, and why: what its caller is told, too.
+  // Holds until the next record().
+  void note_refusal(std::string reason);
+  // Empty where none holds.
+  std::string refusal() const;
+  // How many there have been. Ranks that refuse the same have the same number.
+  std::uint64_t num_refusals() const { return num_refusals_.load(std::memory_order_relaxed); }
+
   // The highest call number seen, also where point-to-point calls have pushed it out of the ring.
   std::uint64_t last_sequence() const { return last_sequence_.load(std::memory_order_relaxed); }
 
@@ -168,6 +177,10 @@ class Recorder {
   std::atomic<std::uint64_t> caller_;
   std::array<Waiter, 8> waiters_;
   std::unique_ptr<std::atomic<std::uint64_t>[]> sent_;
+  std::atomic<std::uint64_t> num_refusals_{0};
+  mutable std::mutex refusal_mutex_;  // guards the two below
+  std::string refusal_;
+  std::uint64_t refused_at_ = 0;  // next_ when the refusal came
 };
 
 }  // namespace lockstep::flight

@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/nn/module.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/device/backward_thread.h>
@@ -85,30 +86,42 @@ class ListeningEngine final : public Engine {
 
 }  // namespace
 
+bool Pass::any_node(const Visit& visit) const {
+  std::unordered_set<const torch::autograd::Node*> seen;
+  std::vector<const torch::autograd::Node*> next;
+  const auto is_wanted = [&](const torch::autograd::Edge& edge) {
+    if (!edge.is_valid() || !seen.insert(edge.function.get()).second) return false;
+    next.push_back(edge.function.get());
+    return visit(edge.function.get());
+  };
+  if (!ends_.empty()) return std::ranges::any_of(ends_, is_wanted);
+  if (std::ranges::any_of(roots_, is_wanted)) return true;
+  while (!next.empty()) {
+    const torch::autograd::Node* const node = next.back();
+    next.pop_back();
+    if (std::ranges::any_of(node->next_edges(), is_wanted)) return true;
+  }
+  return false;
+}
+
 bool Pass::reaches(std::span<const at::Tensor> parameters) const {
   std::unordered_set<const torch::autograd::Node*> wanted;
   for (const at::Tensor& parameter : parameters)
     if (parameter.defined() && parameter.is_leaf())
       if (const auto adds = torch::autograd::impl::try_get_grad_accumulator(parameter))
         wanted.insert(adds.get());
-  const auto is_wanted = [&](const torch::autograd::Edge& edge) {
-    return wanted.contains(edge.function.get());
-  };
-  if (!ends_.empty()) return std::ranges::any_of(ends_, is_wanted);
-  std::unordered_set<const torch::autograd::Node*> seen;
-  std::vector<const torch::autograd::Node*> next;
-  const auto visit = [&](const torch::autograd::Edge& edge) {
-    if (edge.is_valid() && seen.insert(edge.function.get()).second)
-      next.push_back(edge.function.get());
-    return is_wanted(edge);
-  };
-  if (std::ranges::any_of(roots_, visit)) return true;
-  while (!next.empty()) {
-    const torch::autograd::Node* const node = next.back();
-    next.pop_back();
-    if (std::ranges::any_of(node->next_edges(), visit)) return true;
-  }
-  return false;
+  return any_node([&](const torch::autograd::Node* node) { return wanted.contains(node); });
+}
+
+const GradientHook* Pass::reached_of(std::span<const GradientHook* const> hooks) const {
+  const GradientHook* reached = nullptr;
+  any_node([&](const torch::autograd::Node* node) {
+    const auto found = std::ranges::find_if(
+        hooks, [&](const GradientHook* hook) { return hook->accumulator_.get() == node; });
+    if (found != hooks.end()) reached = *found;
+    return reached != nullptr;
+  });
+  return reached;
 }
 
 void add_pass_listener(const std::shared_ptr<PassListener>& listener) {
@@ -197,6 +210,14 @@ bool is_sole_user(const at::Tensor& gradient, const at::Tensor& arrived) {
     ++known;
   }
   return static_cast<std::size_t>(gradient.storage().use_count()) <= known;
+}
+
+void refuse_wrapped(const torch::nn::Module& model, const std::string& function) {
+  for (const auto& item : model.named_parameters())
+    if (GradientHook::is_heard(item.value()))
+      throw UsageError("{} was given '{}' of a model that is wrapped already, whose gradients "
+                       "are exchanged as it is: call it before wrap_model()",
+                       function, item.key());
 }
 
 }  // namespace lockstep::intercept

@@ -18,7 +18,13 @@
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/autograd/variable.h>
 
+namespace torch::nn {
+class Module;
+}
+
 namespace lockstep::intercept {
+
+class GradientHook;
 
 // A backward pass that has not begun yet, as long as a listener is told of it.
 class Pass {
@@ -31,8 +37,15 @@ class Pass {
   // Whether it may add to the gradient of one of these, as far as its graph is known by now: a
   // pass within it may have another graph. Looks at every node of the graph.
   bool reaches(std::span<const at::Tensor> parameters) const;
+  // The first of these hooks that it may call; null where it calls none of them.
+  const GradientHook* reached_of(std::span<const GradientHook* const> hooks) const;
 
  private:
+  using Visit = std::function<bool(const torch::autograd::Node*)>;
+
+  // Visits each node that the pass may run, as far as is known, until `visit` returns true.
+  bool any_node(const Visit& visit) const;
+
   std::span<const torch::autograd::Edge> roots_;
   std::span<const torch::autograd::Edge> ends_;
 };
@@ -97,6 +110,8 @@ class GradientHook {
   // False once the parameter was moved to another device or dtype: LibTorch then drops the
   // accumulator, and the hook with it.
   bool hears() const;
+  // Whether a graph leads to it, or whoever else holds the node that calls it.
+  bool is_in_graph() const { return accumulator_.use_count() > 1; }
 
   // From now on a backward pass that reaches the parameter throws a UsageError with this text,
   // until a hook is made for it again: nobody sums its gradient over the ranks.
@@ -107,12 +122,18 @@ class GradientHook {
   static bool is_heard(const at::Tensor& parameter);
 
  private:
+  friend class Pass;
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));
 
   at::Tensor parameter_;
   Accumulator accumulator_;
   std::uintptr_t key_ = 0;
 };
+
+// Throws UsageError, naming a parameter, if the model is wrapped already: DDP and every kind of
+// sharding wait for gradients in the memory that a parameter has then, and would not see new
+// memory. `function` is the function that the user has called.
+void refuse_wrapped(const torch::nn::Module& model, const std::string& function);
 
 // Whether nothing else uses a gradient's memory. Autograd passes a gradient on without a copy if no
 // one else holds that tensor; but views of its memory may be the gradient of another parameter, or

@@ -4,7 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <lockstep/base/error.h>
 
-namespace lockstep::nn::internal {
+namespace lockstep::intercept {
 
 // Called by a backward before it does anything: autograd records what a backward does only when
 // asked for the gradient of a gradient, and would get a silent zero from a kernel of ours.
@@ -18,4 +18,4 @@ inline void refuse_double_backward(const char* function) {
         function);
 }
 
-}  // namespace lockstep::nn::internal
+}  // namespace lockstep::intercept

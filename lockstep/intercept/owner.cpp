@@ -325,6 +325,13 @@ std::vector<std::shared_ptr<Owner>> owners_of(const at::Tensor& tensor) {
   return owners;
 }
 
+std::shared_ptr<PartOwner> part_owner_of(const at::Tensor& parameter) {
+  if (!is_tagged(parameter)) return nullptr;
+  for (const auto& owner : owners_of(parameter))
+    if (auto whole = std::dynamic_pointer_cast<PartOwner>(owner)) return whole;
+  return nullptr;
+}
+
 bool is_tagged(const at::Tensor& tensor) { return tensor.defined() && tensor.key_set().has(kKey); }
 
 void tag(const at::Tensor& tensor) { set_alias(tensor, tensor, tensor.key_set().add(kKey)); }

@@ -39,14 +39,25 @@ class Owner {
   // what this throws.
   virtual void on_call(Call& call, std::span<const Use> uses) = 0;
 
-  // Whether it leaves every call as it is: it needs to hear of operators, but an operator that is
-  // replaced by another owner may run without it.
+  // Whether another owner may run other operators in a call's place: this one hears of those that
+  // use its tensors, and needs no more.
   virtual bool only_listens() const { return false; }
 
   // torch::save(), which calls no operator, is about to copy a tensor's memory into an archive. An
   // owner whose tensors do not always have their values in memory throws UsageError, which says
   // what to call instead.
   virtual void on_save(const at::Tensor&) const {}
+};
+
+// An owner of parameters that show themselves whole, while each rank has a part of them.
+class PartOwner : public Owner {
+ public:
+  // The part on this rank, an ordinary leaf, the same one at every call. From the first call on
+  // gradients go to the part, and no longer to the parameter.
+  virtual at::Tensor train_part(const at::Tensor& parameter) = 0;
+  // A gradient of the part as one of the parameter; they share memory.
+  virtual at::Tensor shown_gradient(const at::Tensor& parameter,
+                                    const at::Tensor& of_part) const = 0;
 };
 
 // An operator that was called, its arguments, and the owners that have not had their turn yet.
@@ -110,6 +121,8 @@ void add_owner(const c10::Storage& memory, const std::shared_ptr<Owner>& owner,
 void remove_owner(const c10::Storage& memory, const Owner* owner);
 // The owners of a tensor's memory. UsageError as from an operator, for an owner that is destroyed.
 std::vector<std::shared_ptr<Owner>> owners_of(const at::Tensor& tensor);
+// The one that shows a parameter whole; null where the parameter has memory of its own.
+std::shared_ptr<PartOwner> part_owner_of(const at::Tensor& parameter);
 
 // Gives a tensor the key, or takes it away. The tensor stays the same object, so that its module,
 // optimizers and autograd still refer to it.

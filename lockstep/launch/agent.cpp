@@ -125,7 +125,10 @@ Failure Agent::failure_of(RankProcess& process, Failure::Kind kind) {
   failure.pid = process.pid;
   failure.final = process.final;
   failure.blame = process.blame;
-  failure.last_lines = process.tail->lines(kLastLines);
+  failure.last_lines = process.last_lines(kLastLines);
+  for (const StreamFile& file : process.files)
+    if (!file.path.empty() && kind != Failure::Kind::spawn)
+      failure.output_files.push_back(file.path.string());
   for (std::string& line : failure.last_lines)
     if (line.size() > kLongestLastLine) line = line.substr(0, kLongestLastLine) + "...";
   return failure;

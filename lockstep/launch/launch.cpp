@@ -11,6 +11,8 @@
 #include <filesystem>
 #include <memory>
 
+#include <spdlog/fmt/ranges.h>
+
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
@@ -305,6 +307,10 @@ void Launch::report() {
     text += fmt::format("lockstep: last lines of rank {}:\n", failure->rank);
     for (const std::string& line : failure->last_lines) text += "  | " + line + "\n";
   }
+  if (!failure->output_files.empty())
+    text += fmt::format("lockstep: the output of rank {} is in {}{}\n", failure->rank,
+                        fmt::join(failure->output_files, " and "),
+                        failure->node_rank == last_.node_rank ? "" : " on host " + failure->host);
   if (!attempt_.empty()) text += fmt::format("lockstep: logs are in {}\n", attempt_.string());
   const std::string where = flight::merged_report(fs::path(flight_.path()));
   if (!where.empty())

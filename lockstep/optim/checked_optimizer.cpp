@@ -19,6 +19,7 @@ class CheckedOptimizer final : public Optimizer {
   void zero_grad() override {
     checks_.before_use();
     optimizer_->zero_grad();
+    checks_.after_zero_grad();
   }
   std::vector<NamedTensor> state() const override {
     checks_.before_use();

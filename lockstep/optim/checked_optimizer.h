@@ -1,4 +1,4 @@
-// An optimizer that asks before it does anything.
+// An optimizer that asks before it does anything, and tells what it has done to gradients.
 #pragma once
 
 #include <functional>
@@ -12,6 +12,7 @@ namespace lockstep::optim {
 struct OptimizerChecks {
   std::function<void()> before_use;   // before every method
   std::function<void()> before_step;  // before step(), after before_use
+  std::function<void()> after_zero_grad;
 };
 
 std::unique_ptr<Optimizer> checked(std::unique_ptr<Optimizer> optimizer, OptimizerChecks checks);

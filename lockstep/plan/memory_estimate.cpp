@@ -198,11 +198,11 @@ void check(const MemoryOptions& options) {
   if (can_offload(options.strategy, options.offload)) return;
   if (options.offload == Offload::optimizer)
     throw UsageError("the optimizer is offloaded where gradients are cut, and {} does not cut "
-                     "them: choose SHARD_GRAD_OP or FULL_SHARD",
-                     name_of(options.strategy));
+                     "them: choose {}",
+                     name_of(options.strategy), strategies_that_cut(ShardedState::gradients));
   throw UsageError("parameters are offloaded where they are cut, and {} does not cut them: choose "
-                   "FULL_SHARD, or offload the optimizer alone",
-                   name_of(options.strategy));
+                   "{}, or offload the optimizer alone",
+                   name_of(options.strategy), strategies_that_cut(ShardedState::parameters));
 }
 
 // One model under one strategy.
@@ -210,13 +210,11 @@ class Accountant {
  public:
   Accountant(const ModelSizes& model, const StepTrace& trace, const MemoryOptions& options)
       : model_(model), trace_(trace), options_(options) {
-    using enum ShardingStrategy;
-    cuts_parameters_ = options.strategy == FULL_SHARD || options.strategy == HYBRID_SHARD;
-    cuts_gradients_ = cuts_parameters_ || options.strategy == SHARD_GRAD_OP;
-    cuts_optimizer_ = cuts_gradients_ || options.strategy == SHARD_OPTIMIZER;
-    num_parts_ = options.strategy == HYBRID_SHARD && options.ranks_per_copy > 0
-                     ? options.ranks_per_copy
-                     : options.num_ranks;
+    cuts_parameters_ = cuts_parameters(options.strategy);
+    cuts_gradients_ = cuts_gradients(options.strategy);
+    cuts_optimizer_ = cuts_optimizer(options.strategy);
+    num_parts_ = has_copies(options.strategy) && options.ranks_per_copy > 0 ? options.ranks_per_copy
+                                                                            : options.num_ranks;
     std::vector<std::int64_t> sizes;
     for (const Unit& unit : model.units) sizes.push_back(unit.num_elements);
     if (!cuts_parameters_)
@@ -459,21 +457,9 @@ class Accountant {
 
 }  // namespace
 
-const char* name_of(ShardingStrategy strategy) {
-  switch (strategy) {
-    case ShardingStrategy::NO_SHARD: return "NO_SHARD";
-    case ShardingStrategy::SHARD_OPTIMIZER: return "SHARD_OPTIMIZER";
-    case ShardingStrategy::SHARD_GRAD_OP: return "SHARD_GRAD_OP";
-    case ShardingStrategy::FULL_SHARD: return "FULL_SHARD";
-    case ShardingStrategy::HYBRID_SHARD: return "HYBRID_SHARD";
-  }
-  return "unknown";
-}
-
 bool can_offload(ShardingStrategy strategy, Offload offload) {
-  using enum ShardingStrategy;
-  if (offload == Offload::none || strategy == FULL_SHARD || strategy == HYBRID_SHARD) return true;
-  return offload == Offload::optimizer && strategy == SHARD_GRAD_OP;
+  if (offload == Offload::none || cuts_parameters(strategy)) return true;
+  return offload == Offload::optimizer && cuts_gradients(strategy);
 }
 
 MemoryEstimate estimate_memory(const ModelSizes& model, const StepTrace& trace,

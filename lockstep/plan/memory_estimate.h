@@ -79,11 +79,4 @@ struct MemoryEstimate {
 MemoryEstimate estimate_memory(const ModelSizes& model, const StepTrace& trace,
                                const MemoryOptions& options);
 
-// "FULL_SHARD" and the like.
-const char* name_of(ShardingStrategy strategy);
-
-inline constexpr ShardingStrategy kStrategies[] = {
-    ShardingStrategy::NO_SHARD, ShardingStrategy::SHARD_OPTIMIZER, ShardingStrategy::SHARD_GRAD_OP,
-    ShardingStrategy::FULL_SHARD, ShardingStrategy::HYBRID_SHARD};
-
 }  // namespace lockstep::plan

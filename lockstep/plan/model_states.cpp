@@ -14,20 +14,18 @@ ModelStates estimate_memory(double params_b, std::string_view precision,
                      params_b);
   if (options.num_ranks < 1)
     throw UsageError("the number of ranks is {}: give at least 1", options.num_ranks);
-  using enum ShardingStrategy;
   const Precision computed = precision_named(precision);
   const double parameters = params_b * 1e9;
-  const bool cuts_weights = options.strategy == FULL_SHARD || options.strategy == HYBRID_SHARD;
-  const bool cuts_gradients = cuts_weights || options.strategy == SHARD_GRAD_OP;
-  const bool cuts_optimizer = cuts_gradients || options.strategy == SHARD_OPTIMIZER;
+  const bool cuts_weights = cuts_parameters(options.strategy);
   const auto divided = [&](bool cut) { return cut ? parameters / options.num_ranks : parameters; };
   const double element = static_cast<double>(bytes_of(computed));
   const bool has_master =
       computed != Precision::fp32 && options.master_weights == MasterWeights::fp32;
 
-  ModelStates states{.weights = element * divided(cuts_weights),
-                     .gradients = element * divided(cuts_gradients),
-                     .optimizer = (has_master ? 12 : 8) * divided(cuts_optimizer)};
+  ModelStates states{
+      .weights = element * divided(cuts_weights),
+      .gradients = element * divided(cuts_gradients(options.strategy)),
+      .optimizer = (has_master ? 12 : 8) * divided(cuts_optimizer(options.strategy))};
   if (options.offload == Offload::none) return states;
   states.host = states.optimizer;
   states.optimizer = 0;

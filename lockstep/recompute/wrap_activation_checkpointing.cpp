@@ -121,13 +121,16 @@ bool is_list(const Module& module) {
          dynamic_cast<const torch::nn::ModuleListImpl*>(&module) != nullptr;
 }
 
-// A block has modules of its own: recomputing a single layer saves nothing.
+// A block has modules of its own: recomputing a single layer saves nothing. One that is spread over
+// ranks may have a child that is not its own, without parameters.
 bool repeats(const BlockPlace& place, const std::vector<BlockPlace>& siblings) {
   const Module& module = *place.module;
-  return !module.children().empty() && std::ranges::count_if(siblings, [&](const auto& sibling) {
-                                         const Module& other = *sibling.module;
-                                         return typeid(other) == typeid(module);
-                                       }) > 1;
+  const bool is_block = std::ranges::any_of(
+      module.children(), [](const auto& child) { return !child->parameters().empty(); });
+  return is_block && std::ranges::count_if(siblings, [&](const auto& sibling) {
+                       const Module& other = *sibling.module;
+                       return typeid(other) == typeid(module);
+                     }) > 1;
 }
 
 void add_repeated(Module& parent, const std::string& prefix, std::vector<BlockPlace>& blocks) {

@@ -67,7 +67,7 @@ class Listener {
   // Whether the generation is over, or is within so long.
   bool over(milliseconds within) {
     std::unique_lock lock(mutex_);
-    heard_.wait_for(lock, within, [this] { return over_ || gone_; });
+    heard_.wait_until(lock, Deadline::after(within).at(), [this] { return over_ || gone_; });
     return over_;
   }
 

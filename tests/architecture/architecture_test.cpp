@@ -31,6 +31,7 @@ class Rules : public testing::Test {
                 "| `comm/types` | vocabulary | base | no |\n"
                 "| `comm` | collectives | base, comm/types | yes |\n"
                 "| `cli` | the program | base | no |\n");
+    write_targets();
     write("lockstep/base/environment.cpp", "auto home() { return std::getenv(\"HOME\"); }\n");
     write("lockstep/base/error.h", "#include <string>\n");
     write("lockstep/comm/types/call.h", "#include <lockstep/base/error.h>\n");
@@ -50,6 +51,16 @@ class Rules : public testing::Test {
     write("ARCHITECTURE.md",
           "| part | what it is for | may include | LibTorch |\n|---|---|---|---|\n" + rows +
               "\n| another | table |\n");
+  }
+
+  // The targets of the table above, and further ones.
+  void write_targets(const std::string& further = "") {
+    write("lockstep/CMakeLists.txt", "# lockstep_part(a comment)\n"
+                                     "lockstep_part(base LOOPS)\n"
+                                     "lockstep_part(comm_types USES base)\n"
+                                     "lockstep_part(comm USES base\n  comm_types LIBTORCH)\n"
+                                     "lockstep_part(all USES comm LIBTORCH)\n" +
+                                         further);
   }
 
   fs::path root_;
@@ -74,6 +85,7 @@ TEST_F(Rules, AFolderThatHoldsPartsNeedsNoRowOfItsOwn) {
               "| `comm` | collectives | base, comm/types | yes |\n"
               "| `parallel/shard` | a strategy | base | no |\n"
               "| `cli` | the program | base | no |\n");
+  write_targets("lockstep_part(shard USES base)\n");
   write("lockstep/parallel/shard/unit.h", "#include <lockstep/base/error.h>\n");
   EXPECT_THAT(violations(root_), IsEmpty());
   write("lockstep/parallel/pipe/stage.h", "");
@@ -87,6 +99,7 @@ TEST_F(Rules, ARowMayStandForAFolderInEachOfSeveral) {
               "| `comm/*/plain` | numbers of each backend | base | no |\n"
               "| `comm` | collectives | base, comm/types, comm/*/plain | yes |\n"
               "| `cli` | the program | base, comm/*/plain | no |\n");
+  write_targets("lockstep_part(comm_plain USES base)\n");
   EXPECT_THAT(violations(root_),
               ElementsAre(HasSubstr("a row for comm/*/plain, which is no folder")));
   write("lockstep/comm/tcp/plain/options.h", "#include <lockstep/base/error.h>\n");
@@ -180,6 +193,54 @@ TEST_F(Rules, ARowMayHoldAFolderOfEachOther) {
   EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("comm/types may not include comm ")));
 }
 
+TEST_F(Rules, AnArrowOfAKernelsHeader) {
+  write("lockstep/base/packs.cuh", "#include <lockstep/comm/types/call.h>\n");
+  EXPECT_THAT(violations(root_), ElementsAre(AllOf(StartsWith("lockstep/base/packs.cuh:1: "),
+                                                   HasSubstr("base may not include comm/types"))));
+}
+
+TEST_F(Rules, APartIsATarget) {
+  write("lockstep/CMakeLists.txt", "lockstep_part(base)\nlockstep_part(types USES base)\n"
+                                   "lockstep_part(comm USES base LIBTORCH)\n");
+  EXPECT_THAT(violations(root_),
+              ElementsAre(HasSubstr("the row of comm/types stands for the target comm_types, which "
+                                    "0 calls"),
+                          HasSubstr("lockstep/CMakeLists.txt: the target types has no row")));
+  write_targets("lockstep_part(comm_types)\n");
+  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("which 2 calls of lockstep_part() make")));
+}
+
+TEST_F(Rules, ATargetHasTheArrowsOfItsRow) {
+  write("lockstep/CMakeLists.txt", "lockstep_part(base USES comm_types)\n"
+                                   "lockstep_part(comm_types USES base LIBTORCH)\n"
+                                   "lockstep_part(comm USES comm_types)\n");
+  EXPECT_THAT(violations(root_),
+              ElementsAre(HasSubstr("the target base uses comm_types, which its row may not"),
+                          HasSubstr("the target comm_types has LibTorch, and its row says no"),
+                          HasSubstr("the target comm has no LibTorch, and its row says yes")));
+}
+
+TEST_F(Rules, AFolderIsANamespace) {
+  write("lockstep/comm/tcp/link.h", "namespace lockstep::base {\nclass Error;\n}\n\n"
+                                    "namespace lockstep::comm::tcp {\nclass Link {\n};\n"
+                                    "}  // namespace lockstep::comm::tcp\n\n"
+                                    "namespace lockstep::names {\nusing comm::tcp::Link;\n"
+                                    "}  // namespace lockstep::names\n");
+  write("lockstep/base/error.h",
+        "namespace lockstep {\nnamespace internal {\nint f();\n"
+        "}  // namespace internal\n\nint g();\n}  // namespace lockstep\n");
+  EXPECT_THAT(violations(root_), IsEmpty());
+  write("lockstep/comm/types/call.h",
+        "namespace lockstep {\nnamespace {\nint f() {\n  return 1;\n}\n}  // namespace\n"
+        "}  // namespace lockstep\n");
+  write("cli/main.cpp", "namespace lockstep::comm {\nint f();\n}  // namespace lockstep::comm\n");
+  EXPECT_THAT(violations(root_),
+              ElementsAre(AllOf(StartsWith("lockstep/comm/types/call.h:3: "),
+                                HasSubstr("in lockstep, and the namespace of this folder is "
+                                          "lockstep::comm")),
+                          AllOf(StartsWith("cli/main.cpp:2: "), HasSubstr("lockstep::cli"))));
+}
+
 TEST_F(Rules, AnEnvironmentVariableReadElsewhere) {
   write("cli/main.cpp", "const char* home = ::getenv(\"HOME\");\n");
   EXPECT_THAT(violations(root_), ElementsAre(StartsWith("cli/main.cpp:1: reads an environment")));
@@ -206,6 +267,7 @@ TEST_F(Rules, ARowMayNameOnlyRowsAboveIt) {
   write_table("| `base` | the ground | comm | no |\n"
               "| `comm` | collectives | base | yes |\n"
               "| `cli` | the program | base, comm | no |\n");
+  write("lockstep/CMakeLists.txt", "lockstep_part(base)\nlockstep_part(comm USES base LIBTORCH)\n");
   EXPECT_THAT(violations(root_),
               ElementsAre(HasSubstr("base may include comm, which has no row above it"),
                           HasSubstr("cli says no LibTorch, but it may include comm")));

@@ -6,6 +6,7 @@
 #include <optional>
 #include <sstream>
 
+#include "sources.h"
 #include "table.h"
 
 namespace lockstep::architecture {
@@ -20,8 +21,49 @@ constexpr std::array kLibTorchFolders{"ATen/", "c10/", "torch/", "caffe2/"};
 constexpr const char* kUmbrella = "lockstep/lockstep.h";
 constexpr std::array kNamelessNames{"util", "utils", "helper", "helpers", "misc", "common"};
 
+// The target of everything, which belongs to no part.
+constexpr const char* kWholeTarget = "all";
+
+// Parts whose names, or some of them, are not in the namespace of the part: programs write them
+// most, or (recompute) a function has the part's name.
+struct OtherNamespace {
+  const char* folder;
+  const char* name;
+};
+constexpr std::array kOtherNamespaces{OtherNamespace{"base", "lockstep"},
+                                      OtherNamespace{"launch/rank_side", "lockstep"},
+                                      OtherNamespace{"mesh", "lockstep"},
+                                      OtherNamespace{"recompute", "lockstep"},
+                                      OtherNamespace{"recompute", "lockstep::activations"},
+                                      OtherNamespace{"parallel/shard/sizes", "lockstep"},
+                                      OtherNamespace{"distributed", "lockstep"},
+                                      OtherNamespace{"recovery", "lockstep"},
+                                      OtherNamespace{"multi_node", "lockstep"},
+                                      OtherNamespace{"train", "lockstep"}};
+// The names that a program may take out of `lockstep` by one using-directive.
+constexpr const char* kPublicNames = "lockstep::names";
+
 bool is_source(const fs::path& file) {
-  return file.extension() == ".h" || file.extension() == ".cpp" || file.extension() == ".cu";
+  return file.extension() == ".h" || file.extension() == ".cpp" || file.extension() == ".cu" ||
+         file.extension() == ".cuh";
+}
+
+// A part's name without the folder that only holds parts.
+std::string short_name(std::string part) {
+  const std::string holder = "parallel/";
+  return part.starts_with(holder) ? part.substr(holder.size()) : part;
+}
+
+// The target of a row: "checkpoint/format" is checkpoint_format, "optim/*/plain" is optim_plain.
+std::string target_of(const Part& part) {
+  std::string name = short_name(part.name);
+  if (const auto star = name.find("*/"); star != std::string::npos) name.erase(star, 2);
+  std::ranges::replace(name, '/', '_');
+  return name;
+}
+
+bool is_or_in(const std::string& name, const std::string& outer) {
+  return name == outer || name.starts_with(outer + "::");
 }
 
 // Paths are relative to root and sorted, so a report is the same each time.
@@ -81,6 +123,7 @@ class Checker {
     for (const std::string& mistake : table_.mistakes)
       found_.push_back("ARCHITECTURE.md: " + mistake);
     check_rows();
+    check_targets();
     for (const char* folder : {"lockstep", "cli"})
       for (const fs::path& file : files_under(root_, folder))
         if (is_source(file)) check_source(file);
@@ -112,6 +155,37 @@ class Checker {
     }
   }
 
+  // The build has the parts of the table, with the arrows of the table.
+  void check_targets() {
+    const std::vector<Target> targets = read_targets(root_);
+    for (const Part& part : table_.parts) {
+      if (part.name == "cli" || part.name.starts_with("cli/")) continue;
+      const auto count = std::ranges::count(targets, target_of(part), &Target::name);
+      if (count != 1)
+        found_.push_back("ARCHITECTURE.md: the row of " + part.name + " stands for the target " +
+                         target_of(part) + ", which " + std::to_string(count) +
+                         " calls of lockstep_part() make");
+    }
+    for (const Target& target : targets) {
+      if (target.name == kWholeTarget) continue;
+      const std::string where = target.file.generic_string() + ": the target " + target.name;
+      const auto part = std::ranges::find(table_.parts, target.name, target_of);
+      if (part == table_.parts.end()) {
+        found_.push_back(where + " has no row in ARCHITECTURE.md");
+        continue;
+      }
+      if (part->libtorch != target.libtorch)
+        found_.push_back(where + (target.libtorch ? " has LibTorch, and its row says no"
+                                                  : " has no LibTorch, and its row says yes"));
+      for (const std::string& used : target.uses)
+        if (std::ranges::none_of(part->may_include, [&](const std::string& name) {
+              const Part* const other = table_.named(name);
+              return other != nullptr && target_of(*other) == used;
+            }))
+          found_.push_back(where + " uses " + used + ", which its row may not include");
+    }
+  }
+
   // Whether such a folder exists; "*" stands for any folder.
   static bool is_folder(const std::string& place) {
     const auto star = place.find('*');
@@ -129,6 +203,7 @@ class Checker {
       found_.push_back(file.generic_string() + ": no row of ARCHITECTURE.md holds this file");
       return;
     }
+    check_namespaces(file);
     std::ifstream stream(root_ / file);
     int number = 0;
     for (std::string line; std::getline(stream, line);) {
@@ -138,6 +213,31 @@ class Checker {
         found_.push_back(where + "reads an environment variable, which only "
                                  "lockstep/base/environment.cpp may");
     }
+  }
+
+  // A folder is a namespace: that of its part, which is the outermost folder.
+  void check_namespaces(const fs::path& file) {
+    const std::string path = table_path(file);
+    const std::string part = short_name(path);
+    const std::string own = "lockstep::" + part.substr(0, part.find('/'));
+    const auto is_allowed = [&](const std::string& name) {
+      if (is_or_in(name, own) || name == kPublicNames) return true;
+      return std::ranges::any_of(kOtherNamespaces, [&](const OtherNamespace& other) {
+        // In `lockstep` itself, a namespace within is internal, or has the name of its file.
+        const std::string other_name = other.name;
+        const bool within = other_name == "lockstep"
+                                ? name == "lockstep" || is_or_in(name, "lockstep::internal") ||
+                                      is_or_in(name, "lockstep::" + file.stem().string())
+                                : is_or_in(name, other_name);
+        return within && path.starts_with(std::string(other.folder) + "/");
+      });
+    };
+    std::ifstream stream(root_ / file);
+    for (const auto& [name, line] : defined_namespaces(stream))
+      if (is_or_in(name, "lockstep") && !is_allowed(name))
+        found_.push_back(file.generic_string() + ":" + std::to_string(line) +
+                         ": defines names in " + name + ", and the namespace of this folder is " +
+                         own);
   }
 
   void check_include(const std::string& where, const fs::path& file, const Part& part,

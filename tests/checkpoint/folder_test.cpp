@@ -213,8 +213,8 @@ TEST(Folder, ADamagedOneIsSetAside) {
   }
   EXPECT_EQ(set_aside(*newest_checkpoint(folder.path())), folder / "damaged-step-00000002-2");
   EXPECT_THAT(list_set_aside(folder.path()),
-              UnorderedElementsAre(Checkpoint{2, folder / "damaged-step-00000002"},
-                                   Checkpoint{2, folder / "damaged-step-00000002-2"}));
+              ElementsAre(Checkpoint{2, folder / "damaged-step-00000002"},
+                          Checkpoint{2, folder / "damaged-step-00000002-2"}));
   EXPECT_EQ(steps_in(folder.path()), std::vector<std::int64_t>{1});
 }
 

@@ -5,6 +5,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/distributed/axes/job_axes.h>
+#include <lockstep/distributed/config_rules.h>
 
 namespace lockstep {
 namespace {

@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/distributed/config_rules.h>
+
 #include "../base/errors.h"
 
 namespace lockstep {

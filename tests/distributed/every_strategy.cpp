@@ -13,6 +13,7 @@
 #include <torch/custom_class.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim.h>
 #include <torch/serialize.h>
@@ -342,6 +343,79 @@ void check_without_manager(Cells& cells, ShardingStrategy strategy) {
   });
 }
 
+// The program keeps the head of a model, or layers that it had put together only to wrap them.
+void check_left_parts(Cells& cells, ShardingStrategy strategy) {
+  // Each weight's gradient is rank + 1, whose mean is 1.5.
+  const auto backward_of = [](nn::Linear& layer, int rank) {
+    layer->forward(at::full({1, kWidth}, rank + 1.0f)).sum().backward();
+  };
+  cells.cell("a part of a model that is gone is trained over the ranks", [&] {
+    nn::Linear head{nullptr};
+    std::unique_ptr<optim::Optimizer> optimizer;
+    {
+      DistributedManager dist = setup(strategy);
+      {
+        EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
+        optimizer = dist.make_optimizer(model, optim::SGDOptions{});
+        head = model->head;
+      }
+      const at::Tensor before = head->weight.detach().clone();
+      for (int step = 0; step < 2; ++step) {
+        // Asked about another model, the manager looks for models of which nothing is left.
+        cells.expect(!dist.is_wrapped(nn::Linear(2, 2)), "another model is wrapped");
+        backward_of(head, dist.rank());
+        optimizer->step(0.1);
+        optimizer->zero_grad();
+      }
+      cells.expect_close(head->weight.detach().clone(), before - 0.3f, "the weight");
+      head->register_parameter("late", at::ones({3}));
+      cells.expect_usage_error([&] { backward_of(head, dist.rank()); },
+                               "'head.late' was registered after wrap_model()");
+    }
+    cells.expect_usage_error([&] { backward_of(head, cells.rank()); }, "by a manager that is gone");
+  });
+  cells.cell("layers that were put together only to be wrapped", [&] {
+    DistributedManager dist = setup(strategy);
+    nn::Linear first(kWidth, kWidth), second(kWidth, kWidth);
+    dist.wrap_model(nn::Sequential(first, second));
+    cells.expect(!dist.is_wrapped(nn::Linear(2, 2)), "another model is wrapped");
+    backward_of(second, dist.rank());
+    if (strategy == ShardingStrategy::NO_SHARD) {
+      cells.expect_same(second->weight.grad(), at::full({kWidth, kWidth}, 1.5f), "the gradient");
+      // They may become part of another model.
+      nn::Sequential next = dist.wrap_model(nn::Sequential(second));
+      next->zero_grad();
+      backward_of(second, dist.rank());
+      cells.expect_same(second->weight.grad(), at::full({kWidth, kWidth}, 1.5f), "in another");
+      cells.expect_usage_error([&] { backward_of(first, dist.rank()); }, "manager that is gone");
+    } else if (strategy == ShardingStrategy::SHARD_OPTIMIZER) {
+      cells.expect_same(second->weight.grad(), at::full({kWidth, kWidth}, 1.5f), "the gradient");
+    } else {
+      cells.expect_usage_error([&] { (void)second->weight.grad().sum(); }, "cut among the ranks");
+    }
+  });
+}
+
+// Other ranks would wait for it until their deadline.
+void check_refused_on_one_rank(Cells& cells, ShardingStrategy strategy) {
+  cells.cell("what one rank alone refuses is named on all of them", [&] {
+    DistributedManager dist = setup(strategy);
+    EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
+    backward(dist, model, 0);
+    if (dist.rank() == 1) model->register_parameter("late", at::ones({3}));
+    std::string text;
+    try {
+      backward(dist, model, 1);
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    cells.group()->barrier().wait();  // a rank that leaves before is named for that
+    cells.expect(text.find("'late' was registered after wrap_model()") != text.npos, text);
+    if (dist.rank() != 1)
+      cells.expect(text.find("Rank 1 does not come to this call") != text.npos, text);
+  });
+}
+
 // Another model of the program trains on.
 void check_refused_alone(Cells& cells, DistributedManager& dist, ShardingStrategy strategy) {
   cells.cell("a model that is refused, beside another", [&] {
@@ -574,6 +648,25 @@ void check_unsummed_steps(Cells& cells, DistributedManager& dist) {
     model->zero_grad();
     bias.add_(0);
   });
+  for (const bool in_place : {true, false})
+    cells.cell(fmt::format("steps of one's own that {} are refused once they are more than a load",
+                           in_place ? "copy" : "set data"),
+               [&] {
+                 EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
+                 const auto step = [&] {
+                   leave_gradients(model, 1);
+                   const c10::NoGradGuard no_grad;
+                   at::Tensor weight = model->head->weight;
+                   const at::Tensor next = weight - 0.1 * weight.grad();
+                   in_place ? (void)weight.copy_(next) : weight.set_data(next);
+                   model->zero_grad();
+                 };
+                 cells.expect_usage_error(
+                     [&] {
+                       for (int i = 0; i < 3; ++i) step();
+                     },
+                     "'head.weight'");
+               });
   cells.cell("a model whose passes exchange gradients is written to as ever", [&] {
     EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
     leave_gradients(model, 2);
@@ -588,6 +681,36 @@ void check_unsummed_steps(Cells& cells, DistributedManager& dist) {
     }
     other->head->weight.mul_(2);
     model->zero_grad();
+  });
+}
+
+// A program's own gradients, which no pass has exchanged.
+void check_own_gradients(Cells& cells, DistributedManager& dist) {
+  cells.cell("a step on gradients that a program made itself", [&] {
+    EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
+    const auto optimizer = dist.make_optimizer(model, optim::SGDOptions{});
+    const auto set_gradients = [&](float value) {
+      for (const at::Tensor& parameter : model->parameters())
+        parameter.mutable_grad() = at::full_like(parameter, value);
+    };
+    set_gradients(2);
+    optimizer->step(0.1);
+    set_gradients(dist.rank() + 1.0f);
+    cells.expect_usage_error([&] { optimizer->step(0.1); },
+                             "8 of 8 gradients are not the same on all ranks");
+    // Once they are summed, they are one gradient.
+    for (const at::Tensor& parameter : model->parameters())
+      dist.world()->all_reduce(parameter.grad()).wait();
+    optimizer->step(0.1);
+    backward(dist, model, 0);
+    optimizer->step(0.1);
+    optimizer->step(0.1);
+    const auto state = dist.full_state_dict(model, kEveryRank);
+    for (const NamedTensor& one : state) {
+      const at::Tensor first = one.tensor.clone();
+      dist.world()->broadcast(first, 0).wait();
+      cells.expect_same(one.tensor, first, one.name);
+    }
   });
 }
 
@@ -631,7 +754,10 @@ void check_every_strategy(Cells& cells) {
     else
       for (const auto& check : {check_loading, check_loading_between_passes})
         check(cells, dist, strategy);
+    if (strategy == NO_SHARD || strategy == SHARD_OPTIMIZER) check_own_gradients(cells, dist);
     check_without_manager(cells, strategy);
+    check_left_parts(cells, strategy);
+    check_refused_on_one_rank(cells, strategy);
   }
   for (const ShardingStrategy strategy : {NO_SHARD, SHARD_OPTIMIZER, HYBRID_SHARD})
     check_consistency(cells, strategy);

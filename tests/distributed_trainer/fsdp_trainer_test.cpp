@@ -60,9 +60,14 @@ TEST(FSDPTrainer, InFp16SkipsStepsThatOverflow) {
   EXPECT_TRUE(at::isfinite(weight(trainer.dist(), trainer.model())).all().item<bool>());
 }
 
-TEST(FSDPTrainer, RefusesAJobOfDdp) {
-  EXPECT_THAT(usage_error([] { FSDPTrainer(setup_distributed(), Net(), kMean, kOptions); }),
-              HasSubstr("was given a job of DDP"));
+TEST(FSDPTrainer, RefusesAJobOfAnotherModeAndNamesIt) {
+  for (const auto& [mode, name] :
+       {std::pair(ParallelMode::DDP, "DDP"), std::pair(ParallelMode::TENSOR, "TENSOR"),
+        std::pair(ParallelMode::HYBRID, "HYBRID")})
+    EXPECT_THAT(usage_error([mode = mode] {
+                  FSDPTrainer(setup_distributed({.mode = mode}), Net(), kMean, kOptions);
+                }),
+                HasSubstr("was given a job of " + std::string(name) + ": set the job up with"));
 }
 
 TEST(FSDPTrainer, AutocastIsForModelsThatAreNotCut) {

@@ -232,10 +232,43 @@ TEST(Circle, OfWaitsThatFollowedEachOtherDoesNotLast) {
   EXPECT_FALSE(still_there(*circle, job.ask()));
 }
 
+// Rank 1 throws an error before its call, and rank 0 waits there.
+TEST(Refusal, IsToldToThoseWhoWait) {
+  Job job(3);
+  job.add_group("world", {0, 1, 2});
+  job.add_group("other", {1, 2});
+  const Waiting a(job, {"world"}, 0, [&] { return Call("world", job.call("world", 0)); });
+  const auto found = [&] { return find_refusal(job.rank(0).waits().front().call, job.ask()); };
+  EXPECT_FALSE(found()) << "the others compute";
+  job.of("other", 1).note_refusal("of a group that nobody waits in");
+  EXPECT_FALSE(found());
+  job.of("world", 1).note_refusal("not with \"this\" model");
+  ASSERT_TRUE(found());
+  EXPECT_EQ(found()->text(), "Rank 1 does not come to this call. It has thrown this error instead: "
+                             "not with \"this\" model");
+  EXPECT_TRUE(job.circles().empty());
+  job.call("world", 1);
+  EXPECT_FALSE(found()) << "it has come after all";
+}
+
+TEST(Refusal, OfTheSameOnAllRanksKeepsNobodyWaiting) {
+  Job job(2);
+  job.add_group("world", {0, 1});
+  for (const int rank : {0, 1}) job.of("world", rank).note_refusal("not with this model");
+  const Waiting a(job, {"world"}, 0, [&] { return Call("world", job.call("world", 0)); });
+  const auto found = [&] { return find_refusal(job.rank(0).waits().front().call, job.ask()); };
+  EXPECT_FALSE(found()) << "rank 1 is only slow to go on";
+  job.of("world", 1).note_refusal("nor with the next");
+  ASSERT_TRUE(found());
+  EXPECT_EQ(found()->reason, "nor with the next");
+}
+
 TEST(Circle, TextsThatAreNoneAreNobodysAnswer) {
-  for (const char* text : {"", "[", "{}", "[9]", "[3]", "[3,1,2]", "[3,1,2,3,4,5,6,7,8]", "[-1]"})
+  for (const char* text :
+       {"", "[", "{}", "[9]", "[3]", "[3,1,2]", "[3,1,2,3,4,5,6,7,8,9]", "[-1]", "[4]", "[4,1]"})
     EXPECT_EQ(Answer::decode(text).state, Answer::State::at_large) << text;
-  for (const char* text : {"", "[]", "[1,2,3,4]", "[\"x\",-1,0,0]", "{\"a\":1}"})
+  for (const char* text :
+       {"", "[]", "[1,2,3,4,5]", "[\"x\",-1,0,0,0]", "[\"x\",1,0,0]", "{\"a\":1}"})
     EXPECT_FALSE(Question::decode(text)) << text;
 }
 

@@ -1,6 +1,9 @@
 // Processes stay when a rank is lost, whatever they were doing then.
+#include <signal.h>
+
 #include <cstdio>
 #include <map>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -121,6 +124,19 @@ TEST(KeepGoing, DoesNotWaitForNewsOfAStoppedRank) {
       << error;
   EXPECT_LT(seconds, 10) << error;
   EXPECT_THAT(error, HasSubstr("No answer from rank 2: stopped, or unreachable."));
+}
+
+// Ctrl-Z for longer than the deadline of the call that ranks are in: nobody is missing afterwards.
+TEST(KeepGoing, TimeInWhichAllAreStoppedCountsAgainstNoDeadline) {
+  Launched job = Launched::run({"--nproc-per-node", "2", KEPT_RANK, "paused"});
+  ASSERT_TRUE(job.says("rank 0 has begun") && job.says("rank 1 has begun")) << job.error();
+  job.kill(SIGTSTP);
+  ASSERT_TRUE(job.stopped());
+  std::this_thread::sleep_for(milliseconds(7000));
+  job.kill(SIGCONT);
+  EXPECT_EQ(job.wait(milliseconds(60'000)), 0) << job.error();
+  EXPECT_EQ(count_of("the sum is 2", job.output()), 2) << job.output();
+  EXPECT_EQ(job.error(), "");
 }
 
 TEST(KeepGoing, ASpareIsNobodyUntilItIsNeeded) {

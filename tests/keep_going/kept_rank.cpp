@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <map>
@@ -67,6 +68,20 @@ void wait_for_the_stopped(const Group& world) {
   }
 }
 
+// Nobody is lost: all ranks are stopped for longer than the deadline of those that wait for rank 1,
+// which comes once it has been stopped.
+void wait_while_all_are_stopped(const Group& world) {
+  using Steady = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  const auto steady = Steady::now();
+  std::printf("rank %d has begun \n", world->rank());
+  std::fflush(stdout);
+  const auto stopped_for = [&] { return (Steady::now() - steady) - (Clock::now() - begin); };
+  while (world->rank() == 1 && stopped_for() < milliseconds(1000))
+    std::this_thread::sleep_for(milliseconds(10));
+  world->barrier({.timeout = milliseconds(6000)}).wait_on_host();
+}
+
 // A rank throws an exception that has nothing to do with others: it has failed by itself.
 void fail_by_itself(const Group& world) {
   if (world->rank() == kLost) throw std::runtime_error("out of ideas");
@@ -91,6 +106,7 @@ const std::map<std::string, std::function<void(const Group&)>>& ways() {
       {"failing", fail_by_itself},
       {"wrapping", wrap_what_is_thrown},
       {"stopped", wait_for_the_stopped},
+      {"paused", wait_while_all_are_stopped},
   };
   return all;
 }

@@ -313,12 +313,14 @@ TEST(Failure, SurvivesEncoding) {
                         .final = true,
                         .blame = {{3, 4}, "aborted"},
                         .detail = "d",
-                        .last_lines = {"a\"b", std::string("\xff\x00z", 3)}};
+                        .last_lines = {"a\"b", std::string("\xff\x00z", 3)},
+                        .output_files = {"/logs/1/stderr.log"}};
   const Failure back = Failure::decode(failure.encode());
   EXPECT_EQ(back.machine_line(), failure.machine_line());
   EXPECT_EQ(back.sentence(), failure.sentence());
   EXPECT_TRUE(back.final);
   EXPECT_THAT(back.sentence(), HasSubstr("because of ranks 3 and 4 (aborted)"));
+  EXPECT_EQ(back.output_files, failure.output_files);
   ASSERT_EQ(back.last_lines.size(), 2u);
   EXPECT_EQ(back.last_lines[0], "a\"b");
   EXPECT_EQ(back.encode().find('\n'), std::string::npos);

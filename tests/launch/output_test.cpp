@@ -264,6 +264,47 @@ TEST(Output, GoesToLogFiles) {
   EXPECT_EQ(files["1/stderr.log"], "err 1\n");
 }
 
+// What --tee names is shown, whatever --redirects says.
+TEST(Output, GoesToFilesAndIsShownWithTee) {
+  const Folder folder;
+  Launched job =
+      Launched::run({"--nproc-per-node", "2", "--log-dir", folder.path().string(), "--redirects",
+                     "3", "--tee", "1:2", "sh", "-c", "echo out $RANK; echo err $RANK >&2"});
+  ASSERT_EQ(job.wait(), 0) << job.error();
+  EXPECT_EQ(job.output(), "");
+  EXPECT_THAT(lines_of(job.error()),
+              ElementsAre(HasSubstr("output of the ranks goes to "), "[1] err 1"));
+  int files = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path()))
+    files += entry.is_regular_file() && entry.file_size() == 6 ? 1 : 0;
+  EXPECT_EQ(files, 4);
+}
+
+// A failure is explained from the files where the output goes to files alone, and names them.
+TEST(Output, OfAFailedRankIsFoundInItsFiles) {
+  for (const char* streams : {"1", "2", "3"}) {
+    SCOPED_TRACE(streams);
+    const Folder folder;
+    Launched job = Launched::run(
+        {"--nproc-per-node", "2", "--log-dir", folder.path().string(), "--redirects", streams, "sh",
+         "-c", "echo before; echo the reason >&2; [ $RANK = 0 ] || exit 3; sleep 60"});
+    ASSERT_EQ(job.wait(), 3) << job.error();
+    EXPECT_THAT(job.error(), HasSubstr("last lines of rank 1:\n  | before\n  | the reason\n"));
+    const std::string pointer = "lockstep: the output of rank 1 is in ";
+    const std::string error = job.error();
+    ASSERT_THAT(error, HasSubstr(pointer));
+    std::istringstream line(error.substr(error.find(pointer) + pointer.size()));
+    std::string file;
+    int found = 0;
+    for (std::string rest; line.peek() != '\n' && line >> file; found += file == "and" ? 0 : 1)
+      EXPECT_TRUE(file == "and" || std::filesystem::is_regular_file(file)) << file;
+    EXPECT_EQ(found, *streams == '3' ? 2 : 1) << error;
+    const auto faults = faults_in(error);
+    ASSERT_EQ(faults.size(), 1u);
+    EXPECT_THAT(faults[0], HasSubstr("\"output_files\":[\"" + folder.path().string()));
+  }
+}
+
 TEST(Output, TailShowsWhatCarriageReturnsLeftToSee) {
   Tail tail;
   tail.append("10%\r20%\r\nnext\n");

@@ -2,10 +2,12 @@
 #include <cmath>
 #include <memory>
 #include <set>
+#include <sstream>
 #include <string>
 
 #include <ATen/ATen.h>
 #include <torch/nn.h>
+#include <torch/serialize.h>
 #include <torch/utils.h>
 
 #include <lockstep/base/error.h>
@@ -165,6 +167,9 @@ void check_model(ranks::Cells& cells, ScheduleKind kind, const BlockCut& cut) {
   const ListedModel twin = listed(whole);
   const auto parts = split_model(listed(model), schedule.rank_of_stage, *cells.group(), cut);
   expect_parts_of(cells, *model, *whole);
+  std::ostringstream file;
+  cells.expect_usage_error([&] { torch::save(model, file); },
+                           fmt::format("in stages on {} ranks", cells.num_ranks()));
   Pipeline pipeline(schedule, parts.mine, cells.group(), {.tied = parts.tied});
   for (int step = 0; step < 2; ++step) {
     const double wanted = whole_step_of(twin);

@@ -1,13 +1,16 @@
 #include <cmath>
 #include <map>
+#include <sstream>
 #include <string>
 
 #include <ATen/ATen.h>
 #include <torch/nn.h>
+#include <torch/serialize.h>
 #include <torch/utils.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/pipeline/pipe.h>
+#include <lockstep/parallel/replicate/distributed_data_parallel.h>
 
 #include "executor.h"
 
@@ -35,7 +38,7 @@ TORCH_MODULE(Mix);
 nn::Sequential layers() {
   torch::manual_seed(8);
   nn::Sequential model;
-  model->push_back("in", nn::Linear(6, 8));
+  model->push_back("first", nn::Linear(6, 8));
   for (int i = 0; i < 4; ++i) {
     const std::string number = std::to_string(i);
     model->push_back("relu" + number, nn::ReLU(nn::ReLUOptions().inplace(true)));
@@ -114,6 +117,25 @@ void check_parts(ranks::Cells& cells) {
     cells.group()->all_reduce(sum).wait();
     cells.expect(sum.item<std::int64_t>() == all, "a parameter is missing, or there twice");
   });
+  cells.cell("files of a model in stages", [&] {
+    std::stringstream file;
+    torch::save(layers(), file);
+    nn::Sequential model = layers();
+    Pipe pipe(model, cells.group(), {.chunks = kChunks});
+    if (cells.num_ranks() == 1) return;
+    const std::string said = "the layers of this rank alone in a model that is in stages on";
+    std::ostringstream written;
+    cells.expect_usage_error([&] { torch::save(model, written); }, said);
+    cells.expect_usage_error([&] { torch::load(model, file); }, said);
+    for (const auto& [index, part] : pipe.stages())
+      cells.expect_usage_error([&, stage = part] { torch::save(stage, written); }, said);
+    // A rank's own file of its own parameters is nobody else's.
+    std::stringstream own;
+    torch::save(pipe.parameters(), own);
+    std::vector<at::Tensor> read;
+    torch::load(read, own);
+    cells.expect(read.size() == pipe.parameters().size(), "the parameters of this rank");
+  });
   cells.cell("balanced by time", [&] {
     nn::Sequential model = layers(), before = layers();
     Pipe pipe(model, cells.group(),
@@ -139,7 +161,7 @@ void check_parts(ranks::Cells& cells) {
     Pipe pipe(layers(), cells.group(), {.chunks = kChunks, .cut = {.cuts = cuts}});
     cells.expect(pipe.cuts() == cuts, "it is cut elsewhere");
     if (cells.rank() == 0)
-      cells.expect(pipe.stages().at(0)->named_parameters().contains("in.weight") &&
+      cells.expect(pipe.stages().at(0)->named_parameters().contains("first.weight") &&
                        pipe.stages().at(0)->size() == 1,
                    "the first rank has other children");
   });
@@ -182,6 +204,13 @@ void check_pipe_mistakes(ranks::Cells& cells) {
         fmt::format("14 blocks cannot be cut into {} stages", 8 * cells.num_ranks()));
     cells.expect_usage_error([&] { make({.cut = {.cuts = {0, 3}}}); }, "does not cut 14 blocks");
     cells.expect_usage_error([&] { make({.cut = {.balance = Balance::time}}); }, "no sample");
+  });
+  cells.cell("a pipe of a model that is data parallel already", [&] {
+    const torch::nn::Sequential model = layers();
+    const replicate::DistributedDataParallel parallel(*model, cells.group());
+    cells.expect_usage_error(
+        [&] { Pipe(model, cells.group(), {}); },
+        "split_model() or Pipe was given 'first.weight' of a model that is wrapped already");
   });
   cells.cell("a sample that does not fit", [&] {
     const PipeOptions options = {.cut = {.balance = Balance::time, .sample = at::ones({2, 5})}};

@@ -37,9 +37,9 @@ TEST(BytesText, IsReadAsPeopleWriteIt) {
 std::vector<MemoryRow> rows() {
   std::vector<MemoryRow> all;
   for (const int ranks : {1, 1024})
-    for (const ShardingStrategy strategy : kStrategies)
+    for (const StrategyTraits& one : kStrategies)
       all.push_back({.num_ranks = ranks,
-                     .strategy = strategy,
+                     .strategy = one.strategy,
                      .estimate = {.weights = 9999 * kGiB,
                                   .gradients = 9999 * kGiB,
                                   .optimizer = 9999 * kGiB,

@@ -48,6 +48,8 @@ TEST(ConfigSchema, has_what_a_config_has) {
   EXPECT_EQ(stage["anyOf"][0]["maximum"], 3);
   EXPECT_TRUE(schema["properties"]["zero_optimization"]["properties"].contains(
       "stage3_max_live_parameters"));
+  // Editors name the schema in the config itself.
+  EXPECT_EQ(schema["properties"]["$schema"]["anyOf"][0]["type"], "string");
 }
 
 TEST(ConfigDocs, have_an_example_that_is_a_config) {

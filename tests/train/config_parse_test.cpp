@@ -282,6 +282,15 @@ TEST(Config, takes_keys_that_begin_with_an_underscore_for_comments) {
       << "what a flag sets is meant";
 }
 
+TEST(Config, takes_the_schema_that_an_editor_names) {
+  EXPECT_EQ(to_json(config_with({{"/$schema", "./lockstep-schema.json"}})),
+            to_json(config_with({})));
+  EXPECT_EQ(mistake_with({{"/$schema", 7}}),
+            "gpt.json:1: $schema is 7: it must be a text in double quotes");
+  EXPECT_NE(mistake_with({{"/model/$schema", "x"}}).find("model.$schema is no key of model"),
+            std::string::npos);
+}
+
 TEST(Config, shows_keys_and_values_as_they_were_written) {
   EXPECT_EQ(mistake_with({{"/modèle", 1}}),
             "gpt.json:1: modèle is no key of a config: did you mean 'model'?");

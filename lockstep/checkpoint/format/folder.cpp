@@ -208,7 +208,8 @@ std::vector<Checkpoint> list_set_aside(const fs::path& run_folder) {
   std::vector<Checkpoint> result;
   for (auto& [name, path] : scan(run_folder))
     if (name.kind == FolderName::Kind::aside) result.push_back({name.step, std::move(path)});
-  std::ranges::sort(result, {}, &Checkpoint::step);
+  std::ranges::sort(result, {},
+                    [](const Checkpoint& one) { return std::pair(one.step, one.path); });
   return result;
 }
 

@@ -1,6 +1,8 @@
 #include <lockstep/comm/operations/operation.h>
 
+#include <charconv>
 #include <cstring>
+#include <string_view>
 #include <type_traits>
 
 #include <spdlog/fmt/fmt.h>
@@ -95,26 +97,59 @@ bool Fingerprint::operator==(const Fingerprint& other) const {
   return std::memcmp(this, &other, sizeof(Fingerprint)) == 0;
 }
 
-std::string Fingerprint::text() const {
-  std::string text = name(operation);
-  if (sequence != 0) text += fmt::format(" #{}", sequence);
-  switch (operation) {
+namespace {
+
+// How a subject's number begins in a text.
+constexpr std::string_view kSubject = ", subject ";
+
+std::string text_of(const Fingerprint& call, const std::string& subject) {
+  std::string text = name(call.operation);
+  if (call.sequence != 0) text += fmt::format(" #{}", call.sequence);
+  switch (call.operation) {
     case Operation::barrier:
     case Operation::split: return text;
     case Operation::all_reduce:
     case Operation::reduce_scatter:
-      text += fmt::format(" ({} of {} {}", name(reduce_op), count, name(dtype));
+      text += fmt::format(" ({} of {} {}", name(call.reduce_op), call.count, name(call.dtype));
       break;
     case Operation::broadcast:
-      text += fmt::format(" ({} {} from root {}", count, name(dtype), root);
+      text += fmt::format(" ({} {} from root {}", call.count, name(call.dtype), call.root);
       break;
-    default: text += fmt::format(" ({} {}", count, name(dtype)); break;
+    default: text += fmt::format(" ({} {}", call.count, name(call.dtype)); break;
   }
-  if (root >= 0 && operation != Operation::broadcast) text += fmt::format(", tag {}", root);
-  if (tensors != 1) text += fmt::format(" in {} tensors", tensors);
-  if (sizes != 0) text += fmt::format(" of lengths [{:04x}]", sizes);
-  if (algorithm != Algorithm::automatic) text += fmt::format(", {}", name(algorithm));
+  text += subject;
+  if (call.tensors != 1) text += fmt::format(" in {} tensors", call.tensors);
+  if (call.sizes != 0) text += fmt::format(" of lengths [{:04x}]", call.sizes);
+  if (call.algorithm != Algorithm::automatic) text += fmt::format(", {}", name(call.algorithm));
   return text + ")";
+}
+
+}  // namespace
+
+std::string Fingerprint::text() const { return text_of(*this, ""); }
+
+std::string Fingerprint::text_with_subject() const {
+  const bool has_subject = root >= 0 && operation != Operation::broadcast;
+  return text_of(*this, has_subject ? fmt::format("{}{}", kSubject, root) : "");
+}
+
+std::string name_subjects(std::string message,
+                          const std::function<std::string(std::int32_t)>& name_of) {
+  for (std::size_t at = 0; (at = message.find(kSubject, at)) != message.npos;) {
+    const std::size_t begin = at + kSubject.size();
+    std::int32_t subject = -1;
+    const char* const digits = message.data() + begin;
+    const char* const end = std::from_chars(digits, message.data() + message.size(), subject).ptr;
+    if (end == digits) {
+      at = begin;
+      continue;
+    }
+    std::string name = name_of(subject);
+    if (!name.empty()) name.insert(0, ", ");
+    message.replace(at, static_cast<std::size_t>(end - message.data()) - at, name);
+    at += name.size();
+  }
+  return message;
 }
 
 }  // namespace lockstep::comm

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 namespace lockstep::comm {
@@ -74,9 +75,17 @@ struct Fingerprint {
 
   bool operator==(const Fingerprint& other) const;
 
-  // Such as "all_reduce #7 (sum of 1024 float32)".
+  // Such as "all_reduce #7 (sum of 1024 float32)": what a wait for a call says.
   std::string text() const;
+  // With the number of the caller's subject, where there is one: what ranks in different calls say.
+  std::string text_with_subject() const;
 };
 static_assert(sizeof(Fingerprint) == 32);
+
+// A message with texts of text_with_subject() in it, in which numbers of subjects, which mean
+// nothing to a reader, are replaced: by ", " and what `name_of` returns for them, or by nothing
+// where that is empty.
+std::string name_subjects(std::string message,
+                          const std::function<std::string(std::int32_t subject)>& name_of);
 
 }  // namespace lockstep::comm

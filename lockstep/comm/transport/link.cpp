@@ -111,8 +111,8 @@ void Link::check_message(const Fingerprint& mine, std::size_t my_bytes, const Fi
     text = fmt::format("Rank {} is in generation {} of the group, rank {} in {}.", peer_,
                        theirs.generation, self_, mine.generation);
   } else {
-    text = fmt::format("Rank {} called {}, but rank {} called {}.", self_, mine.text(), peer_,
-                       theirs.text());
+    text = fmt::format("Rank {} called {}, but rank {} called {}.", self_, mine.text_with_subject(),
+                       peer_, theirs.text_with_subject());
   }
   throw CommError(
       {.fault = Fault::mismatch,

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <lockstep/base/log.h>
+#include <lockstep/comm/operations/operation.h>
 
 namespace lockstep::comm {
 
@@ -26,17 +27,6 @@ constexpr const char* kUsualCauses =
     "without samples that skips forward or backward (let it run any batch as the others do, and "
     "dist.backward(model, 0 * loss_sum, 0)); an input or a parameter that requires a gradient on "
     "some ranks only; a sum, mean or barrier in a branch that not all ranks take.";
-
-// A call's text has the number that its caller gave it (Fingerprint::text()), which means nothing
-// to the reader of an error.
-std::string without_tags(std::string text) {
-  constexpr std::string_view kTag = ", tag ";
-  for (std::size_t at = 0; (at = text.find(kTag, at)) != text.npos;) {
-    const std::size_t end = text.find_first_not_of("0123456789", at + kTag.size());
-    text.erase(at, std::min(end, text.size()) - at);
-  }
-  return text;
-}
 
 }  // namespace
 
@@ -186,9 +176,17 @@ void WaitWatch::look() {
         return {};
       }
     };
+    const auto refusal = flight::find_refusal(call, ask);
+    if (refusal && pause(times_.second_look) && flight::find_refusal(call, ask) == refusal) {
+      tell(refusal->text(), {refusal->rank}, {call});
+      return;
+    }
     const auto circle = flight::find_circle(call, ask);
     if (circle && pause(times_.second_look) && flight::still_there(*circle, ask)) {
-      tell(*circle);
+      std::vector<int> ranks;
+      for (const flight::BlockedCall& one : circle->calls) ranks.push_back(one.rank);
+      const auto nothing = [](std::int32_t) { return std::string(); };
+      tell(name_subjects(circle->text(), nothing) + kUsualCauses, ranks, circle->calls);
       return;
     }
     next_look[key] =
@@ -209,13 +207,12 @@ bool WaitWatch::send(int rank, const std::string& message) {
   }
 }
 
-void WaitWatch::tell(const flight::Circle& circle) {
-  flight::CircleNews news;
-  news.text = without_tags(circle.text()) + kUsualCauses;
+void WaitWatch::tell(std::string text, const std::vector<int>& at_fault,
+                     const std::vector<flight::BlockedCall>& calls) {
+  flight::CircleNews news{.group = {}, .ranks = at_fault, .text = std::move(text)};
   if (news.text.size() > kLongestText) news.text.resize(kLongestText);
-  for (const flight::BlockedCall& call : circle.calls) news.ranks.push_back(call.rank);
   int silent = 0;
-  for (const flight::BlockedCall& call : circle.calls) {
+  for (const flight::BlockedCall& call : calls) {
     news.group = call.group;
     std::vector<int> ranks = {call.rank};
     for (const flight::BlockedCall::Need& need : call.needs) ranks.push_back(need.rank);
@@ -226,7 +223,7 @@ void WaitWatch::tell(const flight::Circle& circle) {
         ++silent;
     }
   }
-  for (const flight::BlockedCall& call : circle.calls) {
+  for (const flight::BlockedCall& call : calls) {
     const flight::CallToEnd ending{.group = call.group, .thread = call.thread, .entry = call.entry};
     if (call.rank == rank_)
       end_call(ending);

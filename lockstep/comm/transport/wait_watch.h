@@ -1,5 +1,5 @@
-// Finds ranks that wait for each other in calls of different groups, and ends those calls with an
-// error that names all of them.
+// Finds ranks that wait for each other in calls of different groups, or for one that has refused to
+// come, and ends those calls with an error that names all of them.
 #pragma once
 
 #include <condition_variable>
@@ -29,6 +29,9 @@ namespace lockstep::comm {
 // of them know do the ranks in the circle end their calls, and the groups fail on all of their
 // ranks: the first rank to leave closes connections, and the others would otherwise report that
 // instead of the reason.
+//
+// A rank that has thrown a UsageError instead of going on to its next call, where the others have
+// not, says so when it is asked (flight::Refusal). It is asked twice, too: it may come after all.
 //
 // It sees only threads that wait on the host. Waits that only order a device's stream, as those of
 // NCCL, block no thread; there the deadline is the only guard.
@@ -95,7 +98,9 @@ class WaitWatch {
   bool pause(milliseconds span);
   void end_calls();
   void look();
-  void tell(const flight::Circle& circle);
+  // Tells these ranks' groups why calls end, and then ends them.
+  void tell(std::string text, const std::vector<int>& at_fault,
+            const std::vector<flight::BlockedCall>& calls);
   bool send(int rank, const std::string& message);
   void take(const flight::CircleNews& news);
   void end_call(const flight::CallToEnd& ending);

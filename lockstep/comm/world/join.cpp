@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 
+#include <lockstep/base/clock.h>
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
@@ -356,6 +357,8 @@ std::string describe(const Communicator& world) {
 
 std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
   check_backend(options.backend);
+  // All ranks may be stopped together (Ctrl-Z), and then none of them has kept the others waiting.
+  Clock::leave_out_stops();
   await_place_as_spare();
   const LaunchEnvironment launch = read_launch_environment();
   blame_nobody();

@@ -30,8 +30,7 @@ std::vector<mesh::Axis> data_axes(const JobSizes& job, const JobRanks& ranks) {
   const ShardingStrategy strategy = job.strategy;
   const bool replicates = !cuts_gradients(strategy);
   if (job.data.empty()) {
-    if (strategy == ShardingStrategy::HYBRID_SHARD)
-      return {{kReplicate, -1}, {kShard, ranks_of_host(job, ranks)}};
+    if (has_copies(strategy)) return {{kReplicate, -1}, {kShard, ranks_of_host(job, ranks)}};
     return {{replicates ? kReplicate : kShard, -1}};
   }
   const auto has = [&](const char* name) {
@@ -44,17 +43,16 @@ std::vector<mesh::Axis> data_axes(const JobSizes& job, const JobRanks& ranks) {
       throw UsageError("the mesh has an axis '{}', and data is spread over {} and {} only: what "
                        "ranks of one place in the data share is for model_parallel to say",
                        axis.name, kReplicate, kShard);
-  if (!has(replicates ? kReplicate : kShard) ||
-      (strategy == ShardingStrategy::HYBRID_SHARD && !has(kReplicate)))
+  if (!has(replicates ? kReplicate : kShard) || (has_copies(strategy) && !has(kReplicate)))
     throw UsageError("the mesh has the axes {}, but {}: give it {}", names,
-                     strategy == ShardingStrategy::HYBRID_SHARD
-                         ? "HYBRID_SHARD cuts the model along one and copies it along another"
+                     has_copies(strategy)
+                         ? fmt::format("{} cuts the model along one and copies it along another",
+                                       name_of(strategy))
                      : replicates ? "the model is copied along one"
                                   : "the model is cut along one",
-                     strategy == ShardingStrategy::HYBRID_SHARD
-                         ? fmt::format("both {} and {}", kReplicate, kShard)
-                         : std::string(replicates ? kReplicate : kShard));
-  if (strategy != ShardingStrategy::HYBRID_SHARD && has(kReplicate) && has(kShard))
+                     has_copies(strategy) ? fmt::format("both {} and {}", kReplicate, kShard)
+                                          : std::string(replicates ? kReplicate : kShard));
+  if (!has_copies(strategy) && has(kReplicate) && has(kShard))
     throw UsageError("the mesh has the axes {}, but only HYBRID_SHARD uses both", names);
   return job.data;
 }

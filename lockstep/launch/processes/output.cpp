@@ -13,6 +13,8 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <sstream>
 
 #include <lockstep/base/environment.h>
@@ -101,6 +103,7 @@ net::Fd open_log(const fs::path& path) {
 
 Plumbing lay_stream(const fs::path& log, bool redirected, bool teed) {
   Plumbing plumbing;
+  if (redirected || teed) plumbing.file = {.path = log, .by_rank = !teed};
   if (redirected && !teed) {
     plumbing.rank_end = open_log(log);
     return plumbing;
@@ -238,6 +241,15 @@ void Sink::flush(const Deadline& deadline) {
 void Tail::append(std::string_view text) {
   text_.append(text.substr(text.size() - std::min(text.size(), kTailBytes)));
   if (text_.size() > 2 * kTailBytes) text_.erase(0, text_.size() - kTailBytes);
+}
+
+void Tail::append_end_of(const fs::path& file) {
+  std::ifstream stream(file, std::ios::binary | std::ios::ate);
+  const std::streamoff size = stream ? static_cast<std::streamoff>(stream.tellg()) : 0;
+  stream.seekg(std::max<std::streamoff>(size - static_cast<std::streamoff>(kTailBytes), 0));
+  std::string end{std::istreambuf_iterator<char>(stream), {}};
+  if (!end.empty() && !end.ends_with('\n')) end += '\n';
+  append(end);
 }
 
 std::vector<std::string> Tail::lines(std::size_t most) const {

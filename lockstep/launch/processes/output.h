@@ -45,11 +45,18 @@ struct StreamChoices {
 // UsageError where it cannot be made.
 std::filesystem::path make_log_directory(const std::string& base, const std::string& run_id);
 
+// The file that gets one stream of a rank.
+struct StreamFile {
+  std::filesystem::path path;  // empty: there is none
+  bool by_rank = false;        // the rank writes to it by itself, and we read nothing
+};
+
 // One stream of one rank: what the rank writes to, and where we read it.
 struct Plumbing {
   net::Fd rank_end;
   net::Fd our_end;  // empty where the rank writes to a file by itself
   net::Fd copy;     // a file that gets what we read; may be empty
+  StreamFile file;
 };
 
 // Makes standard output and error of one rank. `folder` is for their files, and made where there
@@ -116,7 +123,10 @@ class Sink {
 class Tail {
  public:
   void append(std::string_view text);
+  // The end of a file that a rank writes to by itself; nothing where it cannot be read.
+  void append_end_of(const std::filesystem::path& file);
   std::vector<std::string> lines(std::size_t most) const;
+  const std::string& text() const { return text_; }
 
  private:
   std::string text_;

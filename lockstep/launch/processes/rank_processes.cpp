@@ -28,6 +28,15 @@ void RankProcess::drain() {
     }
 }
 
+std::vector<std::string> RankProcess::last_lines(std::size_t most) const {
+  const auto& [output, error] = files;
+  Tail all;
+  if (output.by_rank) all.append_end_of(output.path);
+  all.append(tail->text());
+  if (error.by_rank) all.append_end_of(error.path);
+  return all.lines(most);
+}
+
 bool RankProcess::say(const LineMessage& message) const {
   const std::string packet = message.encode();
   return ::send(line.get(), packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
@@ -101,12 +110,14 @@ RankStart RankProcesses::make(int slot, int local_rank, const fs::path& folder,
   process = {.local_rank = local_rank, .runs = true};
   std::array<Plumbing, 2> pipes = lay_streams(folder, local_rank, options_.streams);
   const bool alone = options_.num_ranks + options_.num_spares == 1;
-  for (std::size_t i = 0; i < pipes.size(); ++i)
+  for (std::size_t i = 0; i < pipes.size(); ++i) {
+    process.files[i] = std::move(pipes[i].file);
     if (pipes[i].our_end)
       process.streams.emplace_back(std::move(pipes[i].our_end), prefix, *sinks_[i],
                                    alone || sinks_[i]->terminal() ? RankStream::Incomplete::shown
                                                                   : RankStream::Incomplete::held,
                                    process.tail.get(), std::move(pipes[i].copy));
+  }
   auto [ours, theirs] = packet_sockets();
   process.line = std::move(ours);
   RankStart start{.slot = slot,

@@ -37,8 +37,9 @@ struct RankProcess {
   bool to_end = false;  // it was sent a signal, or has failed: its end is no news
   bool untold = false;  // it could not be told its place, and is killed for that
 
-  // Everything that it has written.
+  // The end of what it has written to our pipes.
   std::unique_ptr<Tail> tail = std::make_unique<Tail>();
+  std::array<StreamFile, 2> files = {};  // of its standard output and error
   std::vector<RankStream> streams = {};
   net::Fd line = {};  // our end of it; none where the process has closed its own
 
@@ -47,6 +48,8 @@ struct RankProcess {
   bool streams_open() const;
   // Reads its output that is still in the pipes.
   void drain();
+  // The last lines of its output, also of streams that go to files only: standard error last.
+  std::vector<std::string> last_lines(std::size_t most) const;
 
   // False where the process cannot hear it.
   bool say(const LineMessage& message) const;

@@ -32,7 +32,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Node, host, num_ranks, address)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankTable, nodes, node_rank, master_addr, master_port, store,
                                    generation, num_restarts, max_restarts)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Failure, kind, rank, local_rank, node_rank, host, pid, exit_code,
-                                   signal, generation, final, blame, step, detail, last_lines)
+                                   signal, generation, final, blame, step, detail, last_lines,
+                                   output_files)
 
 namespace {
 
@@ -153,6 +154,7 @@ std::string Failure::machine_line(Aftermath aftermath) const {
   if (step >= 0) json["step"] = step;
   json["exit_code"] = exit_code;
   if (!blame.ranks.empty()) json["because_of"] = blame.ranks;
+  if (!output_files.empty()) json["output_files"] = output_files;
   json["generation"] = generation;
   json["restarted"] = aftermath == Aftermath::restarted;
   return "lockstep: fault " + one_line(json);

@@ -102,7 +102,8 @@ struct Failure {
   std::int64_t step = -1;  // the last step that a stuck rank reported
   // The system's error, how long a rank has been stuck, or what became of the blamed ranks.
   std::string detail;
-  std::vector<std::string> last_lines;  // of the rank's output
+  std::vector<std::string> last_lines;    // of the rank's output
+  std::vector<std::string> output_files;  // files on its host that have all of it
 
   // One sentence for a person.
   std::string sentence() const;

@@ -1,12 +1,13 @@
 #include <lockstep/parallel/data_parallel/gradient_exchange.h>
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 namespace lockstep::data_parallel {
@@ -22,16 +23,27 @@ GradientExchange::GradientExchange(const RegisteredParameters& registered,
 std::unique_ptr<intercept::GradientHook> GradientExchange::hear_of(const at::Tensor& parameter,
                                                                    std::size_t index) {
   return std::make_unique<intercept::GradientHook>(
-      parameter, [weak = weak_from_this(), index](const at::Tensor& arrived) {
+      parameter, [weak = weak_from_this(), index,
+                  part = parameter.unsafeGetTensorImpl()](const at::Tensor& arrived) {
         if (const auto self = weak.lock()) {
           const std::lock_guard lock(self->mutex_);
           self->on_gradient(index, arrived);
+          if (!self->exchange_) self->registered_.show_gradient_of(part);
         }
       });
 }
 
+void GradientExchange::hear_again(std::unique_ptr<intercept::GradientHook>& hook,
+                                  const std::string& name, const at::Tensor& parameter,
+                                  std::size_t index) {
+  if (hook->is_in_graph()) dropped_.push_back({name, std::move(hook)});
+  hook = hear_of(parameter, index);
+}
+
 void GradientExchange::listen(std::vector<NamedTensor> trained) {
-  writes_ = std::make_shared<WriteGuard>(std::move(trained));
+  writes_ = std::make_shared<WriteGuard>(
+      std::move(trained),
+      [group = group_](const UsageError& refusal) { group->note_refusal(refusal.what()); });
   intercept::add_pass_listener(shared_from_this());
 }
 
@@ -40,18 +52,20 @@ void GradientExchange::set_exchange(bool on) {
   exchange_ = on;
 }
 
+std::string GradientExchange::why_left() const {
+  return fmt::format("the module '{}' was spread over the ranks {}, so that its gradients would "
+                     "stay on each rank: keep what {} returned for as long as the model is trained",
+                     registered_.module_name(),
+                     any_part_lives() ? "by a manager that is gone" : "and is gone",
+                     any_part_lives() ? "setup_distributed()" : "wrap_model()");
+}
+
 void GradientExchange::leave(const at::Tensor& parameter) const noexcept {
-  if (group_->size() == 1 || !registered_.module_lives()) return;
+  if (group_->size() == 1) return;
   // A parameter that holds whole numbers by now cannot be trained.
   if (!c10::isFloatingType(parameter.scalar_type())) return;
   try {
-    intercept::GradientHook::refuse_gradients(
-        parameter,
-        fmt::format(
-            "the module '{}' was spread over the ranks by a manager that is gone, so that its "
-            "gradients would stay on each rank: keep what setup_distributed() returned for "
-            "as long as the model is trained",
-            registered_.module_name()));
+    intercept::GradientHook::refuse_gradients(parameter, why_left());
   } catch (const std::exception& error) {
     log::warn(
         "gradients of the module '{}' stay on each rank from now on, and a backward pass will "
@@ -62,20 +76,38 @@ void GradientExchange::leave(const at::Tensor& parameter) const noexcept {
 
 void GradientExchange::check_model() {
   const std::lock_guard lock(mutex_);
-  look_at_model();
+  run_check([this] { look_at_model(); });
+}
+
+void GradientExchange::follow_shown() {
+  const std::lock_guard lock(mutex_);
+  registered_.follow_shown();
 }
 
 void GradientExchange::look_at_model() {
   registered_.check_unchanged();
+  registered_.follow_shown();
   check_parameters();
 }
 
 // In a backward() here the model has been looked at, and so it has where one of its passes is under
 // way: another model's pass must not wait for what that one waits for.
 void GradientExchange::before_pass(const intercept::Pass& pass) {
-  if (is_counted_pass() || !registered_.module_lives()) return;
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
+  run_check([&] {
+    if (!any_part_lives()) return refuse_gone(pass);
+    if (!is_counted_pass()) look_before(pass);
+    refuse_converted(pass);
+  });
+}
+
+// Nothing is followed any more that is done to parameters whose modules are gone.
+void GradientExchange::refuse_gone(const intercept::Pass& pass) const {
+  if (group_->size() > 1 && pass.reaches(registered_.all())) throw UsageError("{}", why_left());
+}
+
+void GradientExchange::look_before(const intercept::Pass& pass) {
   refusal_ = nullptr;
   try {
     look_at_model();
@@ -88,8 +120,27 @@ void GradientExchange::before_pass(const intercept::Pass& pass) {
 
 void GradientExchange::before_inner_pass(const intercept::Pass& pass) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (lock.owns_lock() && refusal_ != nullptr && pass.reaches(registered_.all()))
-    std::rethrow_exception(refusal_);
+  if (!lock.owns_lock()) return;
+  run_check([&] {
+    if (refusal_ != nullptr && pass.reaches(registered_.all())) std::rethrow_exception(refusal_);
+    refuse_converted(pass);
+  });
+}
+
+void GradientExchange::refuse_converted(const intercept::Pass& pass) {
+  std::erase_if(dropped_, [](const Dropped& one) { return !one.hook->is_in_graph(); });
+  if (dropped_.empty()) return;
+  std::vector<const intercept::GradientHook*> hooks;
+  for (const Dropped& one : dropped_) hooks.push_back(one.hook.get());
+  const intercept::GradientHook* const reached = pass.reached_of(hooks);
+  if (reached == nullptr) return;
+  const auto found =
+      std::ranges::find_if(dropped_, [&](const Dropped& one) { return one.hook.get() == reached; });
+  throw UsageError(
+      "'{}' was converted between forward and backward, as to(dtype), to(device) and a "
+      "torch::load() of another dtype do, so that this pass would be for what it was "
+      "before: run forward again, and convert the model before it",
+      found->name);
 }
 
 void GradientExchange::begin_pass() {
@@ -115,7 +166,7 @@ void GradientExchange::backward_passes(const std::function<at::Tensor()>& passes
   bool exchanges = false;
   {
     const std::lock_guard lock(mutex_);
-    check_before();
+    run_check([this] { check_before(); });
     broken_ = true;
     exchanges = std::exchange(exchange_, false);
   }
@@ -129,7 +180,7 @@ void GradientExchange::backward_passes(const std::function<at::Tensor()>& passes
   loss_.add(loss_sum, count, device_);
   if (exchange_) {
     begin();
-    finish();
+    end_exchange();
   }
   broken_ = false;
 }
@@ -137,7 +188,12 @@ void GradientExchange::backward_passes(const std::function<at::Tensor()>& passes
 void GradientExchange::backward(const at::Tensor& loss_sum, std::int64_t count) {
   {
     const std::lock_guard lock(mutex_);
-    check_before();
+    run_check([&] {
+      check_before();
+      if (!loss_sum.defined() || !loss_sum.requires_grad()) return;
+      const torch::autograd::edge_list roots{torch::autograd::impl::gradient_edge(loss_sum)};
+      refuse_converted(intercept::Pass(roots, {}));
+    });
     loss_.add(loss_sum, count, device_);
     // Until this pass has ended well: what was counted and sent cannot be taken back.
     broken_ = true;
@@ -150,7 +206,7 @@ void GradientExchange::backward(const at::Tensor& loss_sum, std::int64_t count) 
     loss_sum.backward();
   }
   const std::lock_guard lock(mutex_);
-  if (exchange_) finish();
+  if (exchange_) end_exchange();
   broken_ = false;
 }
 
@@ -168,9 +224,15 @@ void GradientExchange::enter_pass() {
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
     if (const auto self = weak.lock()) {
       const std::lock_guard lock(self->mutex_);
-      self->finish();
+      self->end_exchange();
     }
   });
+}
+
+// Parameters show the gradients of their parts once these lie where they stay.
+void GradientExchange::end_exchange() {
+  finish();
+  registered_.show_gradients();
 }
 
 bool GradientExchange::end_step() {

@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/comm/communicator.h>
 #include <lockstep/intercept/backward.h>
 #include <lockstep/parallel/data_parallel/counted_loss.h>
@@ -29,11 +30,13 @@ namespace lockstep::data_parallel {
 // Before every backward pass of the process, whichever model's it is, it looks at its own: nothing
 // that was done to a model may leave its gradients on each rank unnoticed. A pass that does not
 // reach the model goes on, whatever was done to it. Until gradients of passes under no_sync() are
-// exchanged, steps of optimizers that know nothing of it are refused (WriteGuard).
+// exchanged, steps of optimizers that know nothing of it are refused (WriteGuard). Ranks that wait
+// for one which has refused are told why it does not come (flight::Refusal).
 //
-// Ownership: not the model. Once this is gone and the model is not, a backward pass that reaches
-// the model's parameters throws. Threading: backward passes one at a time, on any threads of
-// autograd. Failure: UsageError and CommError come out of the backward() during which they happen.
+// Ownership: not the model. Once this is gone, a backward pass that reaches the model's parameters
+// throws, whatever is left of the model. Threading: backward passes one at a time, on any threads
+// of autograd. Failure: UsageError and CommError come out of the backward() during which they
+// happen.
 class GradientExchange : public intercept::PassListener,
                          public std::enable_shared_from_this<GradientExchange> {
  public:
@@ -60,6 +63,23 @@ class GradientExchange : public intercept::PassListener,
   // Follows what was done to the model since it was looked at last; UsageError for what would train
   // it on each rank by itself, unnoticed. Between passes.
   void check_model();
+  // Whether anybody can still use the model, or a part of it.
+  bool any_part_lives() const { return registered_.any_part_lives(); }
+
+  // Runs a check, and tells ranks that wait for this one what it throws.
+  template <typename Check>
+  void run_check(const Check& check) const {
+    try {
+      check();
+    } catch (const UsageError& error) {
+      group_->note_refusal(error.what());
+      throw;
+    }
+  }
+
+  // Gradients were dropped from the parts that parameters stand for, or from the parameters: both
+  // are without from now on.
+  void follow_shown();
 
   // Ranks that hold the same parameters compare them at the first exchange and every `exchanges`
   // after it; never where that is 0.
@@ -83,6 +103,10 @@ class GradientExchange : public intercept::PassListener,
 
   // Calls on_gradient(index), with the mutex locked, whenever a pass has added to the gradient.
   std::unique_ptr<intercept::GradientHook> hear_of(const at::Tensor& parameter, std::size_t index);
+  // The same in place of a hook that hears no more, because the parameter was converted. A pass
+  // over a graph from before is refused: it would leave a gradient that nobody hears of.
+  void hear_again(std::unique_ptr<intercept::GradientHook>& hook, const std::string& name,
+                  const at::Tensor& parameter, std::size_t index);
 
   // The functions below are called with the mutex locked.
   // As check_model(), which has looked at what is registered.
@@ -101,6 +125,8 @@ class GradientExchange : public intercept::PassListener,
 
   // A gradient has come in a pass that exchanges nothing.
   void wait_for_exchange(std::size_t index) { writes_->note_gradient(index); }
+  // The caller has given the parameters other values, on all ranks alike.
+  void forget_writes() { writes_->forget_writes(); }
   // A gradient has come in a pass that exchanges: at the first of them the exchange begins, where
   // it is the caller's own pass.
   void enter_pass();
@@ -124,9 +150,21 @@ class GradientExchange : public intercept::PassListener,
   bool has_plain_gradients_ = false;  // of a caller's own backward(), not zeroed since
 
  private:
+  // Of a parameter that was converted while a graph led to it.
+  struct Dropped {
+    std::string name;
+    std::unique_ptr<intercept::GradientHook> hook;
+  };
+
   void look_at_model();
+  void look_before(const intercept::Pass& pass);
+  void refuse_gone(const intercept::Pass& pass) const;
+  // Why nobody sums the gradients of a parameter any more.
+  std::string why_left() const;
+  void refuse_converted(const intercept::Pass& pass);
   void begin_pass();
   void begin();
+  void end_exchange();
   // Before the first pass of a backward().
   void check_before();
 
@@ -139,6 +177,7 @@ class GradientExchange : public intercept::PassListener,
   bool broken_ = false;  // a backward() here ended in an exception
   // Why a pass that reaches the model is refused, as of the last look at it.
   std::exception_ptr refusal_;
+  std::vector<Dropped> dropped_;
   std::shared_ptr<WriteGuard> writes_;
   std::int64_t num_exchanges_ = 0;
 };

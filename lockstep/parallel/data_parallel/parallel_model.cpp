@@ -39,7 +39,14 @@ std::unique_ptr<optim::Optimizer> ParallelModel::make_optimizer(
                    "ranks: keep both, the latter as setup_distributed() returned it, for as long "
                    "as the optimizer is used");
            },
-       .before_step = [this] { check_step(); }});
+       .before_step =
+           [this, last = gradients().num_exchanges()]() mutable {
+             const GradientExchange& exchange = gradients();
+             exchange.run_check([this] { check_step(); });
+             if (std::exchange(last, exchange.num_exchanges()) == exchange.num_exchanges())
+               check_own_gradients();
+           },
+       .after_zero_grad = [this] { gradients().follow_shown(); }});
 }
 
 optim::ClipResult ParallelModel::clip_gradients(double max_norm) {

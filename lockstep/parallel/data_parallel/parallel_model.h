@@ -73,6 +73,9 @@ class ParallelModel {
   // Follows what was done to the model since it was looked at last. UsageError where it would be
   // trained on each rank by itself: parameters that were registered later, memory that is nobody's.
   void check_model() { gradients().check_model(); }
+  // Whether anybody can still use the model, or a part of it. Its gradients are summed over the
+  // ranks for as long.
+  bool any_part_lives() const { return gradients().any_part_lives(); }
   // Every so many exchanges of gradients ranks compare what they hold; never where it is 0.
   void check_consistency_every(std::int64_t exchanges) {
     gradients().check_consistency_every(exchanges);
@@ -158,6 +161,9 @@ class ParallelModel {
       const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) = 0;
   // Before an optimizer steps: UsageError where ranks would step apart.
   virtual void check_step() = 0;
+  // The same before a step that no exchange of gradients has come before since the optimizer's last
+  // one, so that the gradients are a program's own. Every rank calls it.
+  virtual void check_own_gradients() = 0;
   // The parts of trained parameters that this rank steps on, with their gradients.
   virtual std::vector<optim::NamedParameter> stepped_on() = 0;
   // Each tensor is known by the first of its names here.

@@ -106,7 +106,18 @@ std::vector<int> odd_ones(const at::Tensor& numbers, const std::vector<int>& glo
 
 }  // namespace
 
-void check_same_values(std::span<const NamedTensor> tensors, comm::Communicator& group) {
+Compared parameters() {
+  return {.things = "parameters",
+          .advice =
+              "Something changed it on some ranks alone (load the same file and write the same "
+              "values on every rank, and let every rank take every step), or a rank's memory is "
+              "damaged: start the ranks anew from a checkpoint. Where ranks differ on purpose (a "
+              "comm_hook that exchanges only now and then, processors that round differently), "
+              "consistency_check_interval = 0 turns this check off"};
+}
+
+void check_same_values(std::span<const NamedTensor> tensors, comm::Communicator& group,
+                       const Compared& what) {
   if (tensors.empty() || group.size() == 1) return;
   const c10::NoGradGuard no_grad;
   const at::Tensor of_all = gather_numbers(digest_all(tensors), group);
@@ -120,15 +131,11 @@ void check_same_values(std::span<const NamedTensor> tensors, comm::Communicator&
   const auto first = differs.nonzero()[0].item<std::int64_t>();
   const std::vector<int> odd = odd_ones(each.select(1, first).contiguous(), group.global_ranks());
   throw UsageError(
-      "{} of {} parameters are not the same on all ranks that should hold the same: '{}' has other "
-      "values on rank{} {} than on the other {}. Something changed it on some ranks alone "
-      "(load the same file and write the same values on every rank, and let every rank take every "
-      "step), or a rank's memory is damaged: start the ranks anew from a checkpoint. Where ranks "
-      "differ on purpose (a comm_hook that exchanges only now and then, processors that round "
-      "differently), consistency_check_interval = 0 turns this check off",
-      differs.sum().item<std::int64_t>(), num_tensors,
+      "{} of {} {} are not the same on all ranks that should hold the same: '{}' has other values "
+      "on rank{} {} than on the other {}. {}",
+      differs.sum().item<std::int64_t>(), num_tensors, what.things,
       tensors[static_cast<std::size_t>(first)].name, odd.size() == 1 ? "" : "s",
-      fmt::join(odd, ", "), group.size() - static_cast<int>(odd.size()));
+      fmt::join(odd, ", "), group.size() - static_cast<int>(odd.size()), what.advice);
 }
 
 }  // namespace lockstep::data_parallel

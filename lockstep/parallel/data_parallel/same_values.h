@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include <lockstep/mesh/tensors.h>
 
@@ -17,6 +18,13 @@ namespace lockstep::data_parallel {
 // what it finds has not cost a day.
 inline constexpr std::int64_t kConsistencyCheckInterval = 1000;
 
+// What is compared, and what to do where it differs, for the error.
+struct Compared {
+  std::string things;  // "parameters"
+  std::string advice;  // whole sentences
+};
+Compared parameters();
+
 // Compares these tensors between the ranks of a group, which have the same ones: one number of each
 // rank travels, and one of each tensor where they differ. Every rank calls it. UsageError, the same
 // on all of them, that names a tensor and the ranks whose values are not those of most.
@@ -24,6 +32,7 @@ inline constexpr std::int64_t kConsistencyCheckInterval = 1000;
 // On the CPU a 64-bit hash is compared, which any change of one word changes. On other devices it
 // is the sum of all bits as numbers: two changes of which one undoes the other in that sum are not
 // seen.
-void check_same_values(std::span<const NamedTensor> tensors, comm::Communicator& group);
+void check_same_values(std::span<const NamedTensor> tensors, comm::Communicator& group,
+                       const Compared& what = parameters());
 
 }  // namespace lockstep::data_parallel

@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/intercept/backward.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/recompute/surroundings.h>
 
@@ -126,6 +127,7 @@ void agree_on_blocks(const torch::nn::Module& model, const std::vector<ModelBloc
                      const std::vector<int>& rank_of_stage, comm::Communicator& group,
                      const BlockCut& cut, std::string fault) {
   try {
+    intercept::refuse_wrapped(model, "split_model() or Pipe");
     check_blocks(model, blocks, static_cast<int>(rank_of_stage.size()), cut);
   } catch (const UsageError& error) {
     fault = error.what();

@@ -5,8 +5,10 @@
 #include <string>
 
 #include <ATen/ATen.h>
+#include <spdlog/fmt/fmt.h>
 
 #include <lockstep/parallel/data_parallel/agreement.h>
+#include <lockstep/parallel/data_parallel/save_guard.h>
 
 namespace lockstep::pipeline {
 
@@ -38,6 +40,23 @@ void unregister_others(torch::nn::Module& owner, const Modules& kept, const Modu
     else
       unregister_others(*child.value(), kept, others, child_is_theirs);
   }
+}
+
+// From now on a rank has some of the model's layers, under the names that they have in all of it.
+void guard_saving(torch::nn::Module& model, int num_ranks) {
+  if (num_ranks == 1) return;
+  const std::string how = fmt::format("in stages on {} ranks", num_ranks);
+  data_parallel::guard_saving(
+      model,
+      std::make_shared<data_parallel::SaveGuard>(
+          "pipeline",
+          fmt::format("torch::save() and torch::load() find the layers of this rank alone in a "
+                      "model that is {}: write what dist.full_state_dict() returns on the main "
+                      "rank, once wrap_model() had the model; or, on each rank, torch::save() of "
+                      "model->parameters() into a file of its own. Load before the model is split, "
+                      "or with dist.load_full_state_dict()",
+                      how),
+          how));
 }
 
 Stage stage_of(const ListedModel& model, int begin, int end,
@@ -81,6 +100,7 @@ ModelStages split_model(const ListedModel& model, const std::vector<int>& rank_o
       stages.mine[static_cast<int>(stage)] = stage_of(model, begin, end, made.tensors[stage]);
   }
   unregister_others(*model.model, kept, others, others.contains(model.model.get()));
+  guard_saving(*model.model, group.size());
   model.model->to(device);
   return stages;
 }
@@ -108,6 +128,7 @@ SequentialParts split_sequential(const torch::nn::Sequential& model,
                                .cut = {.balance = cut.balance, .cuts = cut.cuts},
                                .fault = fault},
                               group);
+  guard_saving(*model.ptr(), group.size());
   SequentialParts parts{.mine = {}, .cuts = made.cuts, .tied = std::move(made.tied)};
   for (std::size_t stage = 0; stage < rank_of_stage.size(); ++stage)
     if (rank_of_stage[stage] == group.rank())

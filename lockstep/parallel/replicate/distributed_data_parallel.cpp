@@ -122,7 +122,8 @@ DistributedDataParallel::DistributedDataParallel(
       .frozen = {},
       .buffers = data_parallel::distinct_tensors(module.named_buffers()),
       .take_back = [partition = partition_] { partition->take_back(); }};
-  std::vector<NamedTensor> all = data_parallel::distinct_tensors(module.named_parameters());
+  std::vector<NamedTensor> all =
+      data_parallel::distinct_tensors(data_parallel::held_parameters(module));
   for (const NamedTensor& parameter : all)
     (parameter.tensor.requires_grad() ? tensors.trained : tensors.frozen).push_back(parameter);
   all.insert(all.end(), tensors.buffers.begin(), tensors.buffers.end());

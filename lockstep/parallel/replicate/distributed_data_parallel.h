@@ -52,6 +52,7 @@ class DistributedDataParallel final : public data_parallel::ParallelModel {
   std::unique_ptr<optim::Optimizer> do_make_optimizer(
       const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override;
   void check_step() override;
+  void check_own_gradients() override { reducer_->check_same_gradients(); }
   std::vector<optim::NamedParameter> stepped_on() override;
   at::Tensor do_full_gradient(const std::string& name) override;
   std::vector<NamedTensor> do_full_state_dict(

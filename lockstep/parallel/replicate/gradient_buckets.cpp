@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/device/host_memory.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/replicate/gradient_reducer.h>
 #include <lockstep/parallel/replicate/options.h>
@@ -297,13 +298,12 @@ void GradientReducer::finish() {
 // before; one small message. Undefined where find_unused_parameters is off.
 at::Tensor GradientReducer::exchange_usage() {
   if (!options_.find_unused_parameters) return {};
-  const at::Tensor host = at::zeros({static_cast<std::int64_t>(slots_.size()) + 1}, at::kInt);
-  auto used = host.accessor<std::int32_t, 1>();
-  for (std::size_t index = 0; index < slots_.size(); ++index)
-    used[static_cast<std::int64_t>(index)] = slots_[index].used ? 1 : 0;
-  used[static_cast<std::int64_t>(slots_.size())] = moved_ ? 1 : 0;
-  const at::Tensor used_by = host.to(device());
-  group().all_reduce(used_by).wait();
+  std::vector<std::int64_t> used;
+  for (const Slot& slot : slots_) used.push_back(slot.used ? 1 : 0);
+  used.push_back(moved_ ? 1 : 0);
+  const bool alone = group().size() == 1;
+  at::Tensor used_by = device::on_device(used, at::kInt, alone ? c10::Device(at::kCPU) : device());
+  if (!alone) group().all_reduce(used_by).wait();
   return used_by;
 }
 
@@ -326,9 +326,27 @@ bool GradientReducer::were_moved_anywhere(const at::Tensor& used_by) {
 }
 
 void GradientReducer::compare_parameters() {
-  std::vector<NamedTensor> parameters = frozen_;
+  std::vector<NamedTensor> parameters;
+  for (const Placed& frozen : frozen_) parameters.push_back({frozen.name, frozen.parameter});
   for (const Slot& slot : slots_) parameters.push_back({slot.name, slot.parameter});
   data_parallel::check_same_values(parameters, group());
+}
+
+void GradientReducer::check_same_gradients() {
+  const std::lock_guard lock(mutex_);
+  if (!checks_consistency()) return;
+  std::vector<NamedTensor> gradients;
+  for (const Slot& slot : slots_) {
+    const at::Tensor& gradient = slot.parameter.grad();
+    gradients.push_back({slot.name, gradient.defined() ? gradient : at::empty({0})});
+  }
+  data_parallel::check_same_values(
+      gradients, group(),
+      {.things = "gradients",
+       .advice = "This step follows no backward pass that exchanged them: gradients that a program "
+                 "makes itself, as by torch::autograd::grad(), are each rank's own until it sums "
+                 "them, as with dist.world()->all_reduce(). consistency_check_interval = 0 turns "
+                 "this check off"});
 }
 
 void GradientReducer::complete_buckets() {

@@ -33,25 +33,29 @@ GradientReducer::GradientReducer(const data_parallel::RegisteredParameters& modu
                        std::move(counted_pass)),
       options_(std::move(options)),
       take_back_(std::move(tensors.take_back)),
-      frozen_(std::move(tensors.frozen)),
       buffers_(std::move(tensors.buffers)) {
-  for (auto& [name, parameter] : tensors.trained)
-    note_place(slots_.emplace_back(Slot{.name = std::move(name), .parameter = parameter}));
+  for (auto& [name, parameter] : tensors.trained) slots_.emplace_back(std::move(name), parameter);
+  for (auto& [name, parameter] : tensors.frozen) frozen_.emplace_back(std::move(name), parameter);
   // Backward reaches the last layers first.
   std::vector<std::size_t> order(slots_.size());
   std::iota(order.rbegin(), order.rend(), std::size_t{0});
   build_buckets(order);
 }
 
-bool GradientReducer::has_moved(const Slot& slot) {
-  return slot.memory._unsafe_get_target() !=
-             slot.parameter.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() ||
-         slot.type != slot.parameter.scalar_type();
+GradientReducer::Placed::Placed(std::string its_name, at::Tensor tensor)
+    : name(std::move(its_name)), parameter(std::move(tensor)) {
+  note_place();
 }
 
-void GradientReducer::note_place(Slot& slot) {
-  slot.memory = slot.parameter.storage().getWeakStorageImpl();
-  slot.type = slot.parameter.scalar_type();
+bool GradientReducer::Placed::has_moved() const {
+  return memory._unsafe_get_target() !=
+             parameter.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() ||
+         type != parameter.scalar_type();
+}
+
+void GradientReducer::Placed::note_place() {
+  memory = parameter.storage().getWeakStorageImpl();
+  type = parameter.scalar_type();
 }
 
 GradientReducer::~GradientReducer() {
@@ -87,15 +91,20 @@ GradientReducer::Glimpse GradientReducer::glimpse(const at::Tensor& parameter) {
 }
 
 void GradientReducer::check_parameters() {
-  for (const auto& [name, parameter] : frozen_)
-    if (parameter.requires_grad())
+  for (Placed& frozen : frozen_) {
+    if (frozen.parameter.requires_grad())
       throw UsageError("'{}' was frozen when the model was made data parallel and is not any more, "
                        "so that its gradients would stay on each rank: set requires_grad before, "
                        "and freeze it afterwards",
-                       name);
+                       frozen.name);
+    // One rank alone may have loaded it: ranks compare what they hold at the next exchange.
+    if (!frozen.has_moved()) continue;
+    frozen.note_place();
+    moved_ = true;
+  }
   bool moved = false;
   for (const Slot& slot : slots_) {
-    if (has_moved(slot))
+    if (slot.has_moved())
       moved = true;
     else if (unexchanged_ && slot.used && slot.before != glimpse(slot.parameter))
       throw UsageError("'{}' was changed after backward passes under no_sync() whose gradients no "
@@ -110,7 +119,7 @@ void GradientReducer::check_parameters() {
   for (std::size_t index = 0; index < slots_.size(); ++index) {
     Slot& slot = slots_[index];
     if (slot.parameter.requires_grad() && !slot.hook->hears())
-      slot.hook = hear_of(slot.parameter, index);
+      hear_again(slot.hook, slot.name, slot.parameter, index);
   }
 }
 
@@ -125,9 +134,9 @@ void GradientReducer::follow_moved() {
     order.insert(order.end(), bucket.members.begin(), bucket.members.end());
   for (Slot& slot : slots_) {
     slot.before = glimpse(slot.parameter);
-    if (!has_moved(slot)) continue;
+    if (!slot.has_moved()) continue;
     if (num_moved++ == 0) first = slot.name;
-    note_place(slot);
+    slot.note_place();
   }
   moved_ = true;
   if (num_moved == 0) return;
@@ -151,6 +160,7 @@ void GradientReducer::check_exchanged() {
 void GradientReducer::parameters_written() {
   const std::lock_guard lock(mutex_);
   for (Slot& slot : slots_) slot.before = glimpse(slot.parameter);
+  forget_writes();
 }
 
 // Gradients that are left from the step before would be divided a second time, and gradients of

@@ -50,6 +50,9 @@ class GradientReducer final : public data_parallel::GradientExchange {
   // To be called before a step. UsageError that names a parameter whose gradient is this rank's
   // alone, because all passes since the last exchange were under no_sync().
   void check_exchanged();
+  // To be called before a step on gradients that were not exchanged since the last step. Ranks
+  // compare them; UsageError on all of them where they differ. Every rank calls it.
+  void check_same_gradients();
   // The caller has written to the parameters, on all ranks alike.
   void parameters_written();
 
@@ -61,13 +64,20 @@ class GradientReducer final : public data_parallel::GradientExchange {
     std::uint64_t first_bytes = 0;
     bool operator==(const Glimpse&) const = default;
   };
-  struct Slot {
+  // A parameter, and its memory and type when it was last looked at. The weak reference keeps the
+  // address from being used again.
+  struct Placed {
     std::string name;
     at::Tensor parameter;
-    // The parameter's memory and type when it was last looked at. The weak reference keeps the
-    // address from being used again.
     c10::weak_intrusive_ptr<c10::StorageImpl> memory{c10::intrusive_ptr<c10::StorageImpl>()};
     at::ScalarType type = at::kFloat;
+
+    Placed(std::string its_name, at::Tensor tensor);
+    bool has_moved() const;
+    void note_place();
+  };
+  struct Slot : Placed {
+    using Placed::Placed;
     std::unique_ptr<intercept::GradientHook> hook;
     std::size_t bucket = 0;
     at::Tensor view;      // of its bucket's memory, if the bucket has any
@@ -96,8 +106,6 @@ class GradientReducer final : public data_parallel::GradientExchange {
   void check_zeroed() const override;
   void follow_moved();
   static Glimpse glimpse(const at::Tensor& parameter);
-  static bool has_moved(const Slot& slot);
-  static void note_place(Slot& slot);
   static void take_out_of_bucket(Slot& slot) noexcept;
 
   // gradient_buckets.cpp
@@ -124,7 +132,7 @@ class GradientReducer final : public data_parallel::GradientExchange {
   at::Tensor moved_on_;  // on how many ranks they did, once telling_moved_ is complete
   comm::Work telling_moved_;
   bool unexchanged_ = false;  // whether there are gradients of passes under no_sync()
-  std::vector<NamedTensor> frozen_;
+  std::vector<Placed> frozen_;
   std::vector<NamedTensor> buffers_;
   std::vector<Slot> slots_;
   std::vector<Bucket> buckets_;

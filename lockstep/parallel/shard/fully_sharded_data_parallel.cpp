@@ -12,14 +12,15 @@
 #include <lockstep/optim/counted_optimizer.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/data_parallel/model_parameters.h>
+#include <lockstep/parallel/data_parallel/save_guard.h>
 #include <lockstep/parallel/shard/flat_unit.h>
 #include <lockstep/parallel/shard/gradient_norm.h>
 #include <lockstep/parallel/shard/low_precision_operators.h>
 #include <lockstep/parallel/shard/optimizer_state.h>
-#include <lockstep/parallel/shard/save_guard.h>
 #include <lockstep/parallel/shard/sharded_optimizer.h>
-#include <lockstep/parallel/shard/shared_memory_check.h>
+#include <lockstep/parallel/shard/sizes/strategy.h>
 #include <lockstep/parallel/shard/sizes/unit_sizes.h>
+#include <lockstep/parallel/shard/wrapping_checks.h>
 
 namespace lockstep::shard {
 
@@ -76,16 +77,20 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
   check(options_.cpu_offload);
   if (options_.zero_plus_plus.quantize_weights && options_.cut == Cut::gradients)
     throw UsageError("ZeRO++ is to quantize weights when they are gathered, and with this strategy "
-                     "they stay on every rank: use FULL_SHARD or HYBRID_SHARD");
+                     "they stay on every rank: use {}",
+                     strategies_that_cut(ShardedState::parameters));
   if (options_.zero_plus_plus.has_nodes() && options_.cut == Cut::gradients &&
       !options_.zero_plus_plus.quantize_gradients)
     throw UsageError("ZeRO++ is to keep a copy of the model in each node, and with this strategy "
-                     "every rank has one: use FULL_SHARD or HYBRID_SHARD");
+                     "every rank has one: use {}",
+                     strategies_that_cut(ShardedState::parameters));
   if (options_.cpu_offload.offload_params && options_.cut == Cut::gradients)
     throw UsageError("parameters are to be offloaded to the host's memory, and with this strategy "
-                     "they stay on every rank's device: use FULL_SHARD or HYBRID_SHARD");
+                     "they stay on every rank's device: use {}",
+                     strategies_that_cut(ShardedState::parameters));
   intercept::claim_key();
-  std::vector<NamedTensor> all = data_parallel::distinct_tensors(module.named_parameters());
+  std::vector<NamedTensor> all =
+      data_parallel::distinct_tensors(data_parallel::held_parameters(module));
   const std::vector<NamedTensor> parameters = all;
   // A tensor that is both a parameter and a buffer moves as a parameter does.
   std::erase_if(buffers_, [&](const NamedTensor& buffer) {
@@ -164,7 +169,16 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
        .quantize_gradients = options_.zero_plus_plus.quantize_gradients,
        .nodes = nodes_.reduce},
       groups_, this->context().counted_pass);
-  guard_saving(module, groups_.gather->size());
+  const std::string cut = fmt::format("cut among {} rank{}", num_parts, num_parts == 1 ? "" : "s");
+  data_parallel::guard_saving(
+      module, std::make_shared<data_parallel::SaveGuard>(
+                  kSaveGuard,
+                  fmt::format("torch::save() and torch::load() find nothing of a sharded model's "
+                              "weights, which are {}: write what full_state_dict() returns on the "
+                              "first rank, and load into the model before wrap_model(), or with "
+                              "load_full_state_dict()",
+                              cut),
+                  cut));
 }
 
 FullyShardedDataParallel::~FullyShardedDataParallel() {

@@ -70,6 +70,8 @@ class FullyShardedDataParallel final : public data_parallel::ParallelModel {
   std::unique_ptr<optim::Optimizer> do_make_optimizer(
       const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override;
   void check_step() override;
+  // A gradient that was not exchanged is refused where it is asked for (GradientSharder::piece).
+  void check_own_gradients() override {}
   std::vector<optim::NamedParameter> stepped_on() override;
   at::Tensor do_full_gradient(const std::string& name) override;
   std::vector<NamedTensor> do_full_state_dict(const StateDictOptions& options) override;

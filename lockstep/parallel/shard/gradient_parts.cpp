@@ -229,16 +229,11 @@ void GradientSharder::finish() {
     launch_ready();
   }
 
-  // In memory from which a device takes it while the host goes on.
-  at::Tensor used_by = at::zeros({static_cast<std::int64_t>(slots_.size())},
-                                 at::dtype(at::kInt).pinned_memory(device().is_cuda()));
-  auto used = used_by.accessor<std::int32_t, 1>();
-  for (std::size_t index = 0; index < slots_.size(); ++index)
-    used[static_cast<std::int64_t>(index)] = slots_[index].used ? 1 : 0;
-  if (groups_.all->size() > 1) {
-    used_by = used_by.to(device(), /*non_blocking=*/true);
-    groups_.all->all_reduce(used_by).wait();
-  }
+  std::vector<std::int64_t> used;
+  for (const Slot& slot : slots_) used.push_back(slot.used ? 1 : 0);
+  const bool alone = groups_.all->size() == 1;
+  at::Tensor used_by = device::on_device(used, at::kInt, alone ? c10::Device(at::kCPU) : device());
+  if (!alone) groups_.all->all_reduce(used_by).wait();
 
   while (!in_flight_.empty()) settle_oldest();
   // Sums in the host's memory are read there from now on.

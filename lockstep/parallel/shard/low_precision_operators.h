@@ -17,6 +17,7 @@ class LowPrecisionOperators final : public intercept::Owner {
   explicit LowPrecisionOperators(c10::ScalarType type) : type_(type) {}
 
   void on_call(intercept::Call& call, std::span<const intercept::Use> uses) override;
+  bool only_listens() const override { return true; }
 
  private:
   c10::ScalarType type_;

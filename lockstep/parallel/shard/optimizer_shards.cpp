@@ -7,9 +7,8 @@
 #include <lockstep/parallel/data_parallel/model_parameters.h>
 #include <lockstep/parallel/shard/flat_unit.h>
 #include <lockstep/parallel/shard/optimizer_state.h>
-#include <lockstep/parallel/shard/save_guard.h>
 #include <lockstep/parallel/shard/sharded_optimizer.h>
-#include <lockstep/parallel/shard/shared_memory_check.h>
+#include <lockstep/parallel/shard/wrapping_checks.h>
 
 namespace lockstep::shard {
 
@@ -18,7 +17,7 @@ OptimizerShards::OptimizerShards(torch::nn::Module& module,
                                  const UnitPolicy& units)
     : group_(group), module_name_(module.name()) {
   refuse_sharded(module);
-  const auto parameters = data_parallel::distinct_tensors(module.named_parameters());
+  const auto parameters = data_parallel::distinct_tensors(data_parallel::held_parameters(module));
   if (!parameters.empty()) data_parallel::refuse_together(shared_memory_fault(parameters), *group);
   for (PlannedUnit& plan : plan_units(module, units)) {
     const at::Tensor& first = plan.parameters.front().tensor;

@@ -1,7 +1,6 @@
 #include <lockstep/parallel/shard/parameter_gatherer.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <limits>
 #include <thread>
@@ -38,35 +37,36 @@ namespace {
 
 constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
 
-// A parameter that were given memory of its own would be trained on each rank by itself.
-void refuse_other_memory(const intercept::Call& call, std::span<const intercept::Use> uses) {
+// Whether the first of these tensors is about to be given memory of its own.
+bool gives_other_memory(const intercept::Call& call, std::span<const intercept::Use> uses) {
   const std::string& op = call.op().operator_name().name;
-  if (op == "aten::set_data") {
-    const auto arguments = call.arguments();
-    if (arguments[0].toTensor().is_alias_of(arguments[1].toTensor())) return;
-  } else if (op != "aten::set_" || !uses.front().written) {
-    return;
-  }
-  throw UsageError(
-      "a sharded parameter was to be given other memory, as to(device), to(dtype), set_data() and "
-      "torch::load() do: convert the model, or load into it, before wrap_model(); afterwards there "
-      "is load_full_state_dict()");
+  if (op == "aten::set_") return uses.front().written;
+  // set_data() is no operator by itself, and calls the first of these before it does anything.
+  if (op != "aten::_has_compatible_shallow_copy_type" && op != "aten::set_data") return false;
+  const at::Tensor& tensor = call.arguments()[0].toTensor();
+  const at::Tensor& given = call.arguments()[1].toTensor();
+  return tensor.is_same(uses.front().tensor) && !(given.has_storage() && given.is_alias_of(tensor));
 }
 
-// The calls of the group carry the numbers of units (comm::Fingerprint::text()).
+// A parameter that were given memory of its own would be trained on each rank by itself.
+[[noreturn]] void refuse_other_memory(const at::Tensor& tensor, const FlatUnit& unit) {
+  const auto found = std::ranges::find_if(
+      unit.parameters(), [&](const NamedTensor& one) { return one.tensor.is_same(tensor); });
+  throw UsageError(
+      "{} was to be given other memory, as to(device), to(dtype), set_data() and torch::load() do: "
+      "convert the model, or load into it, before wrap_model(); afterwards there is "
+      "load_full_state_dict()",
+      found != unit.parameters().end()
+          ? fmt::format("'{}', which is sharded,", found->name)
+          : fmt::format("a view of a parameter of the sharded unit '{}'", unit.name()));
+}
+
+// The subjects of the group's calls are the numbers of units.
 std::string with_unit_names(std::string text, std::span<const std::unique_ptr<FlatUnit>> units) {
-  constexpr std::string_view kTag = ", tag ";
-  for (std::size_t at = 0; (at = text.find(kTag, at)) != text.npos;) {
-    const std::size_t begin = at + kTag.size();
-    const std::size_t end = std::min(text.find_first_not_of("0123456789", begin), text.size());
-    std::size_t unit = units.size();
-    std::from_chars(text.data() + begin, text.data() + end, unit);
-    const std::string name = unit < units.size() ? fmt::format(", unit '{}'", units[unit]->name())
-                                                 : text.substr(at, end - at);
-    text.replace(at, end - at, name);
-    at += name.size();
-  }
-  return text;
+  return comm::name_subjects(std::move(text), [&](std::int32_t subject) -> std::string {
+    const auto unit = static_cast<std::size_t>(subject);
+    return unit < units.size() ? fmt::format("unit '{}'", units[unit]->name()) : "";
+  });
 }
 
 }  // namespace
@@ -83,7 +83,8 @@ ParameterGatherer::ParameterGatherer(std::span<const std::unique_ptr<FlatUnit>> 
 }
 
 void ParameterGatherer::on_call(intercept::Call& call, std::span<const intercept::Use> uses) {
-  refuse_other_memory(call, uses);
+  if (gives_other_memory(call, uses))
+    refuse_other_memory(uses.front().tensor, *units_[unit_of(uses.front().tensor)]);
   Hold::Units units;
   for (const intercept::Use& use : uses) {
     const std::size_t unit = unit_of(use.tensor);

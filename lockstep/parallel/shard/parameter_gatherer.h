@@ -55,6 +55,7 @@ class ParameterGatherer final : public intercept::Owner {
   ParameterGatherer(std::span<const std::unique_ptr<FlatUnit>> units, Limits limits);
 
   void on_call(intercept::Call& call, std::span<const intercept::Use> uses) override;
+  bool only_listens() const override { return true; }
   // Refused unless somebody holds the unit, also where it happens to be there: whether a program
   // can save must not depend on what it used last.
   void on_save(const at::Tensor& tensor) const override;

@@ -11,6 +11,7 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/parallel/data_parallel/model_parameters.h>
 #include <lockstep/parallel/shard/sizes/unit_sizes.h>
 
 namespace lockstep::shard {
@@ -31,8 +32,8 @@ std::string joined(const std::string& prefix, const std::string& name) {
 std::int64_t count_elements(const Module& module) {
   std::unordered_set<const void*> seen;
   std::int64_t total = 0;
-  for (const at::Tensor& parameter : module.parameters())
-    if (seen.insert(parameter.unsafeGetTensorImpl()).second) total += parameter.numel();
+  for (const auto& item : data_parallel::held_parameters(module))
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second) total += item.value().numel();
   return total;
 }
 
@@ -46,7 +47,7 @@ class Planner {
       add_unit(name, module);
       return;
     }
-    leave_over(name, module.named_parameters(/*recurse=*/false));
+    leave_over(name, data_parallel::held_parameters(module, /*recurse=*/false));
     std::map<std::type_index, int> siblings;
     for (const auto& child : module.named_children())
       if (!child.value()->parameters().empty()) ++siblings[typeid(*child.value())];
@@ -85,7 +86,7 @@ class Planner {
 
   void add_unit(const std::string& name, const Module& module) {
     PlannedUnit unit{name.empty() ? module.name() : name, {}};
-    for (const auto& item : module.named_parameters())
+    for (const auto& item : data_parallel::held_parameters(module))
       if (seen_.insert(item.value().unsafeGetTensorImpl()).second)
         unit.parameters.push_back({joined(name, item.key()), item.value()});
     if (!unit.parameters.empty()) units_.push_back(std::move(unit));

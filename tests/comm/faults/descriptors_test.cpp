@@ -79,7 +79,7 @@ TEST(Descriptors, NoneLeft) {
   for (std::thread& thread : knocking) thread.join();
   job.tell(0, "end");
   const Outcome outcome = job.outcome(0);
-  EXPECT_FALSE(outcome.failed || outcome.gone) << outcome.text << outcome.said;
+  EXPECT_TRUE(outcome.finished) << outcome.text << outcome.said;
   EXPECT_EQ(count(outcome.said, "ulimit -n"), 1) << outcome.said;
 }
 

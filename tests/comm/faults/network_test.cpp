@@ -46,7 +46,7 @@ void expect_undisturbed(Job& job) {
   std::string first;
   for (int rank = 0; rank < job.size(); ++rank) {
     const Outcome outcome = job.outcome(rank, milliseconds(60'000));
-    ASSERT_FALSE(outcome.failed || outcome.gone) << "rank " << rank << ": " << outcome.text;
+    ASSERT_TRUE(outcome.finished) << "rank " << rank << ": " << outcome.text;
     EXPECT_EQ(outcome.said.find("wrong"), std::string::npos) << outcome.said;
     const auto at = outcome.said.find("result");
     ASSERT_NE(at, std::string::npos) << outcome.said;

@@ -203,6 +203,14 @@ Clock::time_point Job::signal(int rank, int signal) {
   return before;
 }
 
+void Job::stop(int rank) {
+  ::kill(child(rank).pid, SIGSTOP);
+  int status = 0;
+  LOCKSTEP_CHECK(
+      ::waitpid(child(rank).pid, &status, WUNTRACED) == child(rank).pid && WIFSTOPPED(status),
+      "rank {} has ended: {}", rank, child(rank).said);
+}
+
 Outcome Job::outcome(int rank, milliseconds longest) {
   Child& from = child(rank);
   std::size_t begin = 0;
@@ -226,6 +234,7 @@ Outcome Job::outcome(int rank, milliseconds longest) {
   std::int64_t at = 0;
   std::string ranks;
   line >> word >> word;
+  outcome.finished = word == "fine";
   outcome.failed = word == "failed";
   if (!outcome.failed) return outcome;
   line >> fault >> at >> ranks;

@@ -14,9 +14,10 @@
 
 namespace lockstep::comm::faults {
 
-// How a rank ended.
+// How a rank ended. None of the three is true of a rank that has not.
 struct Outcome {
-  bool failed = false;  // with the CommError described below
+  bool finished = false;  // its body returned
+  bool failed = false;    // with the CommError described below
   Fault fault = Fault::aborted;
   std::vector<int> ranks;
   std::string text;
@@ -84,6 +85,8 @@ class Job {
   void tell(int rank, const std::string& word);
   // Sends a signal and returns the time just before.
   Clock::time_point signal(int rank, int signal);
+  // Stops a rank, and waits until it is.
+  void stop(int rank);
   // Waits until a rank has ended.
   Outcome outcome(int rank, milliseconds longest = milliseconds(30'000));
 

@@ -73,6 +73,9 @@ class WatchedJob {
     mine.recorder->mark(entry, flight::State::finished);
     return std::nullopt;
   }
+  void refuse(const std::string& id, int rank, const std::string& reason) {
+    members_.at({id, rank}).recorder->note_refusal(reason);
+  }
   bool has(const std::string& id, int rank) const { return members_.contains({id, rank}); }
 
   std::atomic<int> num_ended = 0;
@@ -120,6 +123,28 @@ TEST(WaitWatch, EndsTheCallsOfACircleOnAllRanks) {
                                 "waits in all_reduce #2 of group 'y' for rank 2; rank 2 waits in "
                                 "all_reduce #2 of group 'z' for rank 0."),
                       HasSubstr("Usual causes: ")));
+  }
+}
+
+TEST(WaitWatch, EndsCallsThatARankRefusesToComeTo) {
+  WatchedJob job(3, {{"x", {2, 1, 0}}});
+  std::vector<std::optional<CommError::Details>> errors(3);
+  {
+    std::vector<std::jthread> ranks;
+    for (const int rank : {0, 2})
+      ranks.emplace_back([&, rank] {
+        errors[static_cast<std::size_t>(rank)] = job.wait("x", rank, job.call("x", rank));
+      });
+    job.refuse("x", 1, "'w' was registered later");
+  }
+  for (const int rank : {0, 2}) {
+    const auto& error = errors[static_cast<std::size_t>(rank)];
+    ASSERT_TRUE(error) << rank;
+    EXPECT_EQ(error->fault, Fault::mismatch);
+    EXPECT_EQ(error->operation, "all_reduce");
+    EXPECT_EQ(error->sequence, 1u);
+    EXPECT_THAT(error->ranks, ElementsAre(1));
+    EXPECT_THAT(error->explanation, HasSubstr("'w' was registered later"));
   }
 }
 

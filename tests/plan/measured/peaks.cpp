@@ -158,9 +158,9 @@ void check_peak(Cells& cells, const NamedSubject& subject, const models::Describ
 
 void check_strategies(Cells& cells, const NamedSubject& subject,
                       const models::DescribedModel& model, const MemoryOptions& options = {}) {
-  for (const ShardingStrategy strategy : kStrategies) {
+  for (const StrategyTraits& one : kStrategies) {
     MemoryOptions changed = options;
-    changed.strategy = strategy;
+    changed.strategy = one.strategy;
     check_peak(cells, subject, model, changed);
   }
 }

@@ -134,6 +134,34 @@ TEST(BadInput, IsToldInOneRound) {
                                  HasSubstr("model.vocab_size is 50: token")));
 }
 
+TEST(BadInput, HidesNothingBehindAnotherMistake) {
+  Training training;
+  const auto told = [&](int num_ranks, std::initializer_list<const char*> settings) {
+    std::vector<std::string> words = training.command();
+    words.insert(words.begin(),
+                 {LOCKSTEP_PROGRAM, "run", "--nproc-per-node", std::to_string(num_ranks)});
+    for (const char* setting : settings) words.insert(words.end(), {"--set", setting});
+    Launched run(std::move(words));
+    EXPECT_EQ(run.wait(milliseconds(60'000)), 2) << run.error();
+    return run.error();
+  };
+  EXPECT_THAT(told(3, {"parallel.timeline_step=99", "parallel.tensor=2"}),
+              AllOf(HasSubstr(" has 2 mistakes:"), HasSubstr("parallel.timeline_step"),
+                    HasSubstr("3 ranks")));
+  EXPECT_THAT(told(1, {"model.max_positions=2", "model.vocab_size=50"}),
+              AllOf(HasSubstr(" has 2 mistakes:"), HasSubstr("max_positions is 2"),
+                    HasSubstr("model.vocab_size is 50: token")));
+}
+
+TEST(BadInput, AModelFromACheckpointThatLostAFileIsNamed) {
+  Training training;
+  training.train(1);
+  const fs::path checkpoint = training.checkpoint();
+  fs::remove(checkpoint / "manifest.json");
+  training.config["model"] = {{"from", checkpoint.string()}};
+  expect_refused(training.start(1, "other"), {"model.from", "has lost its manifest.json"});
+}
+
 // This happens if one host has an older config, or another file of the same name.
 TEST(BadInput, RanksThatWereToldDifferentThings) {
   struct Case {

@@ -186,8 +186,8 @@ std::vector<Ledger::Entry> EngineGroup::entries(const Call& call, std::uint64_t 
       entry.key = fmt::format("x{}-{}.{}", sends ? info_.rank : transfer.peer,
                               sends ? transfer.peer : info_.rank, fingerprint.sequence);
       append_bytes(entry.digest, &fingerprint, sizeof(fingerprint));
-      entry.text =
-          fmt::format("{} {} rank {}", fingerprint.text(), sends ? "to" : "from", transfer.peer);
+      entry.text = fmt::format("{} {} rank {}", fingerprint.text_with_subject(),
+                               sends ? "to" : "from", transfer.peer);
       entry.operation = name(Operation::exchange);
       entry.sequence = fingerprint.sequence;
       result.push_back(std::move(entry));
@@ -197,7 +197,7 @@ std::vector<Ledger::Entry> EngineGroup::entries(const Call& call, std::uint64_t 
   Ledger::Entry entry;
   entry.key = fmt::format("c{}", position);
   append_bytes(entry.digest, &fingerprint, sizeof(fingerprint));
-  entry.text = fingerprint.text();
+  entry.text = fingerprint.text_with_subject();
   entry.operation = name(fingerprint.operation);
   entry.sequence = fingerprint.sequence;
   entry.position = position;

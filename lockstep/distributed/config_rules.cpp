@@ -1,4 +1,4 @@
-#include <lockstep/distributed/config.h>
+#include <lockstep/distributed/config_rules.h>
 
 #include <lockstep/base/error.h>
 
@@ -8,18 +8,6 @@ namespace {
 
 // So that three of them multiply to a number that fits.
 constexpr int kMostOnAnAxis = 1 << 10;
-
-const char* mode_name(ParallelMode mode) {
-  switch (mode) {
-    case ParallelMode::DDP: return "DDP";
-    case ParallelMode::FSDP: return "FSDP";
-    case ParallelMode::TENSOR: return "TENSOR";
-    case ParallelMode::PIPELINE: return "PIPELINE";
-    case ParallelMode::CONTEXT: return "CONTEXT";
-    case ParallelMode::HYBRID: return "HYBRID";
-  }
-  return "a mode without a name";
-}
 
 // The size of the axis that a mode is about; null where it is not about one.
 int* own_size(ParallelMode mode, ModelParallelSizes& sizes) {
@@ -34,16 +22,8 @@ int* own_size(ParallelMode mode, ModelParallelSizes& sizes) {
   return nullptr;
 }
 
-const char* name_of(const DistributedConfig& config) {
-  if (config.mode == ParallelMode::DDP) return "DDP";
-  switch (strategy_of(config)) {
-    case ShardingStrategy::NO_SHARD: return "NO_SHARD";
-    case ShardingStrategy::SHARD_OPTIMIZER: return "SHARD_OPTIMIZER";
-    case ShardingStrategy::SHARD_GRAD_OP: return "SHARD_GRAD_OP";
-    case ShardingStrategy::FULL_SHARD: return "FULL_SHARD";
-    case ShardingStrategy::HYBRID_SHARD: return "HYBRID_SHARD";
-  }
-  return "a strategy without a name";
+const char* name_of_strategy(const DistributedConfig& config) {
+  return config.mode == ParallelMode::DDP ? "DDP" : name_of(strategy_of(config));
 }
 
 }  // namespace
@@ -73,13 +53,17 @@ JobAxes axes_for(const DistributedConfig& config, const JobRanks& ranks) {
 std::vector<std::string> lines_of(const DistributedConfig& config) {
   const auto& [tensor, pipeline, context] = config.model_parallel;
   std::vector<std::string> lines{
-      fmt::format("the mode is {}", mode_name(config.mode)),
-      fmt::format("sharding_strategy is {}", name_of(config)),
+      fmt::format("the mode is {}", name_of(config.mode)),
+      fmt::format("sharding_strategy is {}", name_of_strategy(config)),
       fmt::format("model_parallel is tensor {} × pipeline {} × context {}", tensor, pipeline,
                   context),
       fmt::format("between_layers is {}",
                   config.between_layers == nn::BetweenLayers::whole ? "whole" : "by_positions"),
       fmt::format("consistency_check_interval is {}", config.consistency_check_interval)};
+  for (std::size_t i = 0; i < config.tensor_plan.size(); ++i)
+    lines.push_back(fmt::format("element {} of tensor_plan is '{}' by {}", i,
+                                config.tensor_plan[i].layers,
+                                tensor::name_of(config.tensor_plan[i].cut)));
   for (std::size_t i = 0; i < config.mesh.size(); ++i)
     lines.push_back(fmt::format("axis {} of mesh is {} of size {}", i, config.mesh[i].name,
                                 config.mesh[i].size));
@@ -88,7 +72,7 @@ std::vector<std::string> lines_of(const DistributedConfig& config) {
 
 void check(const DistributedConfig& config) {
   if (config.mode == ParallelMode::DDP && config.sharding_strategy &&
-      *config.sharding_strategy != ShardingStrategy::NO_SHARD)
+      cuts_optimizer(*config.sharding_strategy))
     throw UsageError("a sharding_strategy is given, and the mode is DDP, in which every rank holds "
                      "the whole model: set .mode = ParallelMode::FSDP, too");
   ModelParallelSizes sizes = config.model_parallel;
@@ -102,7 +86,10 @@ void check(const DistributedConfig& config) {
   if (const int* own = own_size(config.mode, sizes); own != nullptr && *own != sizes.ranks())
     throw UsageError("the mode is {}, and model_parallel has tensor {} × pipeline {} × context {}: "
                      "set .mode = ParallelMode::HYBRID, which takes all of them",
-                     mode_name(config.mode), sizes.tensor, sizes.pipeline, sizes.context);
+                     name_of(config.mode), sizes.tensor, sizes.pipeline, sizes.context);
+  if (!config.tensor_plan.empty() && config.between_layers != nn::BetweenLayers::whole)
+    throw UsageError("tensor_plan cuts plain torch::nn layers, between which activations are whole "
+                     "on every rank, and between_layers is by_positions: leave one of them out");
   if (config.consistency_check_interval < 0)
     throw UsageError("consistency_check_interval is {}: give the number of gradient exchanges "
                      "between two checks, or 0 for none",
@@ -118,9 +105,8 @@ void check(const DistributedConfig& config) {
   const auto refuse = [&](const char* option, const char* instead) {
     throw UsageError(
         "fsdp.{} is set, but with {} every rank keeps whole Float parameters and gradients, which "
-        "it does not apply to: take SHARD_GRAD_OP, FULL_SHARD or HYBRID_SHARD (with mode FSDP), or "
-        "leave it out{}",
-        option, name_of(config), instead);
+        "it does not apply to: take {} (with mode FSDP), or leave it out{}",
+        option, name_of_strategy(config), strategies_that_cut(ShardedState::gradients), instead);
   };
   if (precision.param_dtype || precision.reduce_dtype || precision.buffer_dtype)
     refuse("mixed_precision", " and compute in 16 bits with lockstep::autocast around the forward");

@@ -1,4 +1,4 @@
-#include <lockstep/parallel/shard/shared_memory_check.h>
+#include <lockstep/parallel/shard/wrapping_checks.h>
 
 #include <algorithm>
 #include <map>
@@ -6,7 +6,25 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <lockstep/base/error.h>
+#include <lockstep/intercept/owner.h>
+#include <lockstep/parallel/data_parallel/model_parameters.h>
+#include <lockstep/parallel/data_parallel/save_guard.h>
+#include <lockstep/parallel/shard/parameter_gatherer.h>
+
 namespace lockstep::shard {
+
+void refuse_sharded(const torch::nn::Module& module) {
+  const auto refuse = [](const std::string& name) {
+    throw UsageError("'{}' is sharded already: call wrap_model() once for a model, and not for a "
+                     "part of one that was wrapped",
+                     name);
+  };
+  for (const auto& parameter : data_parallel::held_parameters(module))
+    for (const auto& owner : intercept::owners_of(parameter.value()))
+      if (dynamic_cast<const ParameterGatherer*>(owner.get()) != nullptr) refuse(parameter.key());
+  if (data_parallel::has_save_guard(module, kSaveGuard)) refuse(module.name());
+}
 
 namespace {
 
