@@ -61,9 +61,10 @@ std::shared_ptr<torch::nn::Module> spread(
     const std::function<std::shared_ptr<torch::nn::Module>()>& make,
     const InitializeOptions& options) {
   torch::manual_seed(static_cast<std::uint64_t>(config.seed));
-  if (!options.sync_batchnorm) return dist.build_model(make);
+  const bool cuts_layers = config.parallel.tensor > 1;
+  if (!options.sync_batchnorm && !cuts_layers) return dist.build_model(make);
   const std::shared_ptr<torch::nn::Module> model = make();
-  dist.convert_sync_batchnorm(model);
+  if (options.sync_batchnorm) dist.convert_sync_batchnorm(model);
   return dist.wrap_model(model);
 }
 
@@ -239,7 +240,9 @@ struct EngineCore::State {
                 fmt::join(of.without_effect(), ", "),
                 of.without_effect().size() == 1 ? "has" : "have");
     if (dist.world_size() > 1) log::info("{}", comm::describe(*dist.world()));
-    if (const std::string note = batch_note(batch, dist.data_size()); !note.empty())
+    if (const std::string note =
+            batch_note(batch, dist.data_size(), {}, config.parallel.ranks_together());
+        !note.empty())
       log::info("{}", note);
   }
 
@@ -618,7 +621,9 @@ std::optional<LoadedCheckpoint> EngineCore::load_checkpoint(const fs::path& fold
   state.prepared.reset();
   if (state.dist.is_main()) {
     log::info("goes on from step {} ({})", loaded.step, what);
-    if (const std::string note = batch_note(batch, state.dist.data_size(), begun); !note.empty())
+    if (const std::string note = batch_note(batch, state.dist.data_size(), begun,
+                                            state.config.parallel.ranks_together());
+        !note.empty())
       log::info("{}", note);
   }
   return LoadedCheckpoint{

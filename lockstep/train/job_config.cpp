@@ -58,6 +58,9 @@ DistributedConfig distributed_config(const TrainConfig& config) {
   }
   result.between_layers = config.parallel.sequence_parallel ? nn::BetweenLayers::by_positions
                                                             : nn::BetweenLayers::whole;
+  for (const auto& [layers, cut] : config.tensor_plan)
+    result.tensor_plan.push_back(
+        {layers, cut == LayerCut::column ? tensor::Cut::column : tensor::Cut::row});
   if (config.device == DeviceChoice::cpu) result.device_type = c10::DeviceType::CPU;
   if (config.device == DeviceChoice::cuda) result.device_type = c10::DeviceType::CUDA;
   constexpr double kMiB = 1 << 20;

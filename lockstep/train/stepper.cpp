@@ -121,7 +121,11 @@ Stepper::Stepper(DistributedManager dist, std::shared_ptr<torch::nn::Module> mod
                                       options_.decay_rule)),
       schedule_(optim::make_schedule(options_.schedule, options_.learning_rate)) {
   if (options_.loss_scale) loss_scaling_.emplace(*options_.loss_scale);
-  torch::manual_seed(hash_text(fmt::format("{}/{}", options_.seed, dist_.rank())));
+  // Ranks of a tensor axis compute with the same activations, and drop the same of them.
+  const int stream = dist_.config().model_parallel.tensor > 1
+                         ? dist_.mesh().axis("tp")->global_ranks().front()
+                         : dist_.rank();
+  torch::manual_seed(hash_text(fmt::format("{}/{}", options_.seed, stream)));
 }
 
 void Stepper::set_learning_rate(double learning_rate) {

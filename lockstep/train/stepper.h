@@ -153,8 +153,8 @@ void check_batch_norms(const DistributedManager& dist,
 // StepFailed; UsageError as DistributedManager; CommError.
 class Stepper {
  public:
-  // The model is distributed over the ranks already. Gives this rank's random generators a stream
-  // of their own, for modules that draw from them.
+  // The model is distributed over the ranks already. Gives the random generators of each rank, or
+  // of ranks that share their activations, a stream of their own, for modules that draw from them.
   Stepper(DistributedManager dist, std::shared_ptr<torch::nn::Module> model,
           StepperOptions options);
 

@@ -23,6 +23,7 @@ using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Pair;
 
 const auto kPoints = std::make_shared<plain::Points>(20);
 const auto kMlp = [] { return std::make_shared<plain::Mlp>(); };
@@ -408,7 +409,12 @@ TEST(EngineConfig, RefusesWhatIsTheProgramsAndNamesTheWay) {
               AllOf(HasSubstr("model describes a model"), HasSubstr("remove it")));
   EXPECT_THAT(mistake({{"data", {{"train", "x.txt"}, {"num_workers", 0}}}}),
               AllOf(HasSubstr("data.train is of data in files of tokens"), HasSubstr("remove it")));
-  EXPECT_THAT(mistake({{"parallel", {{"tensor", 2}}}}), HasSubstr("tensor_plan"));
+  EXPECT_THAT(mistake({{"tensor_plan", {{"fc", "column"}}}}),
+              HasSubstr("parallel.tensor is 1, which cuts no layer"));
+  EXPECT_THAT(mistake({{"parallel", {{"tensor", 2}}}, {"tensor_plan", {{"fc", "columns"}}}}),
+              HasSubstr("tensor_plan has \"columns\" for \"fc\": it must be 'column' or 'row'"));
+  EXPECT_THAT(mistake({{"parallel", {{"tensor", 2}}}, {"tensor_plan", "column"}}),
+              HasSubstr("it must be a section"));
   EXPECT_THAT(mistake({{"parallel", {{"pipeline", 2}}}}), HasSubstr("lockstep::Pipe"));
   EXPECT_THAT(mistake({{"parallel", {{"context", 2}}}}), HasSubstr("docs/context.md"));
   EXPECT_THAT(mistake({{"activation_checkpointing", {{"ratio", 0.5}}}}),
@@ -418,7 +424,14 @@ TEST(EngineConfig, RefusesWhatIsTheProgramsAndNamesTheWay) {
 
 TEST(EngineConfig, ComesBackFromACheckpointsText) {
   const auto config = EngineConfig::from_json(
-      config_with({{"data", {{"num_workers", 0}}}, {"zero_optimization", {{"stage", 2}}}}).dump());
+      config_with({{"data", {{"num_workers", 0}}},
+                   {"zero_optimization", {{"stage", 2}}},
+                   {"parallel", {{"tensor", 2}}},
+                   {"tensor_plan", {{"blocks.*.fc1", "Column"}, {"blocks.*.fc2", "row"}}}})
+          .dump());
+  EXPECT_THAT(config.values().tensor_plan,
+              ElementsAre(Pair("blocks.*.fc1", train::LayerCut::column),
+                          Pair("blocks.*.fc2", train::LayerCut::row)));
   EXPECT_EQ(config.values().data.num_workers, 0);
   const std::string text = train::to_json(config.values());
   EXPECT_EQ(train::to_json(EngineConfig::from_json(text).values()), text);

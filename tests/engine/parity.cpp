@@ -10,6 +10,7 @@
 #include <torch/utils.h>
 #include <nlohmann/json.hpp>
 
+#include <lockstep/base/hash.h>
 #include <lockstep/data/data_loader.h>
 #include <lockstep/train/engine.h>
 
@@ -32,6 +33,7 @@ struct Subject {
   std::int64_t batch = 12;
   std::int64_t micro = 2;  // 0: the whole share of a rank
   bool has_batch_norm = false;
+  json tensor_plan = {};  // over two ranks
 };
 
 template <typename Model>
@@ -40,7 +42,9 @@ std::shared_ptr<plain::Net> make() {
 }
 
 std::vector<Subject> subjects() {
-  return {{.name = "an MLP", .make = make<plain::Mlp>},
+  return {{.name = "an MLP",
+           .make = make<plain::Mlp>,
+           .tensor_plan = {{"first", "column"}, {"second", "row"}}},
           // Statistics are those of a whole step only where a step is one pass.
           {.name = "convolutions with batch norm",
            .make = make<plain::ConvNet>,
@@ -48,8 +52,14 @@ std::vector<Subject> subjects() {
            .micro = 0,
            .has_batch_norm = true},
           {.name = "an LSTM", .make = make<plain::Recurrent>},
-          {.name = "a TransformerEncoder", .make = make<plain::Encoder>},
-          {.name = "a GPT", .make = make<plain::Gpt>}};
+          {.name = "a TransformerEncoder",
+           .make = make<plain::Encoder>,
+           .tensor_plan = {{"encoder.layers.*.linear1", "column"},
+                           {"encoder.layers.*.linear2", "row"}}},
+          {.name = "a GPT",
+           .make = make<plain::Gpt>,
+           .tensor_plan = {
+               {"blocks.*.fc1", "column"}, {"blocks.*.fc2", "row"}, {"blocks.*.out", "row"}}}};
 }
 
 struct Layout {
@@ -57,13 +67,22 @@ struct Layout {
   json keys;
 };
 
-std::vector<Layout> layouts(int num_ranks) {
+std::vector<Layout> layouts(const Subject& subject, int num_ranks) {
   std::vector<Layout> all;
   for (const char* strategy : {"NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRAD_OP", "FULL_SHARD"})
     all.push_back({strategy, {{"sharding_strategy", strategy}}});
   if (num_ranks % 2 == 0)
     all.push_back({"HYBRID_SHARD",
                    {{"sharding_strategy", "HYBRID_SHARD"}, {"fsdp", {{"ranks_per_copy", 2}}}}});
+  if (subject.tensor_plan.is_null() || num_ranks % 2 != 0) return all;
+  // Over two ranks of data, too, where there are four.
+  for (const char* strategy : {"NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRAD_OP", "FULL_SHARD"}) {
+    if (num_ranks == 2 && all.back().keys.contains("tensor_plan")) break;
+    all.push_back({std::string("tensor 2, ") + strategy,
+                   {{"sharding_strategy", strategy},
+                    {"parallel", {{"tensor", 2}}},
+                    {"tensor_plan", subject.tensor_plan}}});
+  }
   return all;
 }
 
@@ -86,6 +105,8 @@ EngineConfig config_of(const Subject& subject, const Layout& layout, int num_ran
 std::vector<NamedTensor> train_alone(const Subject& subject, std::int64_t epochs) {
   torch::manual_seed(kSeed);
   const auto model = subject.make();
+  // The stream of the first rank.
+  torch::manual_seed(hash_text(fmt::format("{}/0", kSeed)));
   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(kRate).momentum(kMomentum));
   const auto points = std::make_shared<plain::Points>(subject.num_samples);
   data::DataLoader loader(points,
@@ -147,7 +168,7 @@ void check_engine_parity(Cells& cells) {
     set_default_type(type);
     for (const Subject& subject : subjects()) {
       const std::vector<NamedTensor> wanted = train_alone(subject, 2);
-      for (const Layout& layout : layouts(cells.num_ranks()))
+      for (const Layout& layout : layouts(subject, cells.num_ranks()))
         cells.cell(subject.name + ", " + layout.name + ", " + type_name, [&] {
           auto engine = initialize(config_of(subject, layout, cells.num_ranks()), subject.make,
                                    {.sync_batchnorm = subject.has_batch_norm});
@@ -221,6 +242,17 @@ void check_engine_mistakes(Cells& cells) {
     if (cells.rank() == 1) other.make = make<plain::Recurrent>;
     cells.expect_usage_error([&] { engine_of(other); }, "rank");
   });
+  cells.cell("dropout over a tensor axis is that of one process", [&] {
+    const Subject dropout{.name = "dropout",
+                          .make = make<plain::MlpWithDropout>,
+                          .num_samples = 36,
+                          .micro = 12,
+                          .tensor_plan = subject.tensor_plan};
+    const std::vector<NamedTensor> wanted = train_alone(dropout, 2);
+    auto engine = initialize(config_of(dropout, layouts(dropout, 2).back(), 2), dropout.make);
+    train_epochs(engine, dropout, 2);
+    expect_state(cells, engine, wanted, 1e-5);
+  });
   cells.cell("batch norms over ranks of which one has no sample", [&] {
     Subject norms = subjects().at(1);
     norms.num_samples = 37;
@@ -234,7 +266,7 @@ void check_engine_mistakes(Cells& cells) {
 void save_half_a_run(Cells& cells, const std::filesystem::path& folder) {
   set_default_type(at::kDouble);
   const Subject subject = subjects().front();
-  const Layout layout = layouts(cells.num_ranks()).at(3);
+  const Layout layout = layouts(subject, cells.num_ranks()).at(3);
   cells.cell("half a run is saved", [&] {
     auto engine = initialize(config_of(subject, layout, cells.num_ranks()), subject.make);
     train_epochs(engine, subject, 1);
@@ -253,7 +285,7 @@ void finish_half_a_run(Cells& cells, const std::filesystem::path& folder) {
   set_default_type(at::kDouble);
   const Subject subject = subjects().front();
   const std::vector<NamedTensor> wanted = train_alone(subject, 2);
-  for (const Layout& layout : layouts(cells.num_ranks()))
+  for (const Layout& layout : layouts(subject, cells.num_ranks()))
     cells.cell("the other half, " + layout.name, [&] {
       auto engine = initialize(config_of(subject, layout, cells.num_ranks()), subject.make);
       const auto loaded = engine.load_checkpoint(folder);

@@ -15,6 +15,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
@@ -40,7 +41,16 @@ struct Mlp : Net {
   at::Tensor forward(const at::Tensor& x) override {  // [samples, 6] → [samples, 3]
     return third(at::tanh(second(at::tanh(first(x)))));
   }
-  torch::nn::Linear first{6, 17}, second{17, 9}, third{9, 3};
+  torch::nn::Linear first{6, 16}, second{16, 9}, third{9, 3};
+};
+
+// Drops of what a tensor axis cuts, and of what it leaves whole.
+struct MlpWithDropout : Mlp {
+  MlpWithDropout() { register_module("drop", drop); }
+  at::Tensor forward(const at::Tensor& x) override {
+    return third(at::tanh(drop(second(drop(at::tanh(first(x)))))));
+  }
+  torch::nn::Dropout drop{0.3};
 };
 
 struct ConvNet : Net {

@@ -206,7 +206,7 @@ void check_pipe_mistakes(ranks::Cells& cells) {
     cells.expect_usage_error([&] { make({.cut = {.balance = Balance::time}}); }, "no sample");
   });
   cells.cell("a pipe of a model that is data parallel already", [&] {
-    const torch::nn::Sequential model = layers();
+    nn::Sequential model = layers();
     const replicate::DistributedDataParallel parallel(*model, cells.group());
     cells.expect_usage_error(
         [&] { Pipe(model, cells.group(), {}); },

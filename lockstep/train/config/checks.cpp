@@ -458,12 +458,16 @@ void check_for_program(JsonSection& top, const TrainConfig& config) {
   const auto check_axis = [&](std::string_view key, std::int64_t size, std::string_view instead) {
     if (size > 1 && axes.sound({key}))
       axes.mistake(key, fmt::format("is {}, and lockstep::initialize() spreads a model over the "
-                                    "axis of data: {}",
+                                    "axes of data and tensor: {}",
                                     size, instead));
   };
-  check_axis("tensor", parallel.tensor,
-             "remove it, or write the three lines with DistributedConfig::tensor_plan "
-             "(docs/tensor.md)");
+  if (!config.tensor_plan.empty() && parallel.tensor == 1 && axes.sound({"tensor"}))
+    top.mistake("tensor_plan", "is set, and parallel.tensor is 1, which cuts no layer: set "
+                               "parallel.tensor, or remove it");
+  if (!config.tensor_plan.empty() && parallel.sequence_parallel &&
+      axes.sound({"sequence_parallel"}))
+    axes.mistake("sequence_parallel", "is true, and tensor_plan cuts plain layers, between which "
+                                      "activations are whole: remove one of them");
   check_axis("pipeline", parallel.pipeline, "remove it, or use lockstep::Pipe (docs/pipeline.md)");
   check_axis("context", parallel.context,
              "remove it, or give attention a context axis yourself (docs/context.md)");
@@ -488,6 +492,9 @@ void check_together(JsonReader& reader, JsonSection& top, TrainConfig& config) {
   if (config.model_of == ModelOf::program) {
     check_for_program(top, config);
   } else {
+    if (!config.tensor_plan.empty())
+      top.mistake("tensor_plan", "is for a model that a program gives to lockstep::initialize(): "
+                                 "built-in models know which of their layers are cut; remove it");
     check_length(top, config);
     check_data(top, config.data);
     check_model(top, config);

@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <lockstep/data/tokens/token_format.h>
@@ -141,6 +142,9 @@ struct ShardingSection {
   ZeroPlusPlusSection zero_plus_plus;
 };
 
+// How a plain torch::nn layer is cut over a tensor axis (tensor::Cut).
+enum class LayerCut { column, row };
+
 // What is shared out evenly over the stages of a pipeline.
 enum class StageBalance {
   layers,
@@ -216,6 +220,8 @@ struct TrainConfig {
   ShardingSection sharding;
   ParallelSection parallel;
   PrecisionSection precision;
+  // Of a program's model: names of layers, in which "*" stands for any text without a dot.
+  std::vector<std::pair<std::string, LayerCut>> tensor_plan;
   double recomputed_blocks = 0;  // the share of blocks whose activations backward computes again
   DeviceChoice device = DeviceChoice::automatic;
   std::string backend = "auto";  // what ranks talk over: communication.backend

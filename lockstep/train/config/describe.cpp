@@ -662,6 +662,16 @@ void describe_sharding(Keys& keys, TrainConfig& config) {
           {.name = "sharding_strategy", .meaning = "another place for `sharding_strategy`"}, there,
           kShardings);
   });
+  if (keys.writes(!config.tensor_plan.empty()))
+    keys.choices(
+        {.name = "tensor_plan",
+         .meaning = "which layers of a program's own model `parallel.tensor` cuts, by their "
+                    "names, and how: `{\"blocks.*.fc1\": \"column\", \"blocks.*.fc2\": "
+                    "\"row\"}` ([tensor.md](tensor.md)); the built-in models know that "
+                    "themselves",
+         .deepspeed = "`parallelize_module`'s plan in PyTorch",
+         .by_default = "none"},
+        config.tensor_plan, kLayerCuts);
   keys.section({.name = "fsdp"}, [&](Keys& inside) {
     if (inside.writes(sharding.ranks_per_copy > 0))
       inside.integer({.name = "ranks_per_copy",

@@ -387,6 +387,28 @@ std::optional<std::size_t> JsonSection::choice_index(std::string_view key,
   return std::nullopt;
 }
 
+bool JsonSection::choices(std::string_view key,
+                          std::vector<std::pair<std::string, std::size_t>>& chosen,
+                          const std::vector<std::string_view>& names) {
+  if (find(key) == nullptr) return false;
+  JsonSection inside = section(key);
+  inside.allow_anything();
+  if (!inside.present()) return false;
+  chosen.clear();
+  for (const auto& [name, node] : *inside.node_->object()) {
+    if (is_comment(name, node)) continue;
+    const std::string* word = node.text();
+    const auto found = std::ranges::find_if(
+        names, [&](std::string_view one) { return word != nullptr && same_letters(one, *word); });
+    if (found == names.end())
+      mistake(key, fmt::format("has {} for \"{}\": it must be {}", node.quoted(),
+                               shorten_quote(name), alternatives(names)));
+    else
+      chosen.emplace_back(name, static_cast<std::size_t>(found - names.begin()));
+  }
+  return !has_mistake(key);
+}
+
 JsonSection JsonSection::section(std::string_view key) {
   const JsonNode* node = find(key);
   if (node != nullptr && node->object() == nullptr) {

@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <lockstep/train/config/json_tree.h>
@@ -154,6 +155,10 @@ class JsonSection {
   // Which of the names the key is set to; nothing where it is missing or none of them.
   std::optional<std::size_t> choice_index(std::string_view key,
                                           const std::vector<std::string_view>& names);
+
+  // A section whose keys are free, in the document's order: which of the names each of them has.
+  bool choices(std::string_view key, std::vector<std::pair<std::string, std::size_t>>& chosen,
+               const std::vector<std::string_view>& names);
 
   JsonSection section(std::string_view key);
 

@@ -105,6 +105,11 @@ class ReadingKeys final : public Keys {
     });
   }
 
+  bool choose_each(const Key& key, std::vector<std::pair<std::string, std::size_t>>& chosen,
+                   const std::vector<std::string_view>& names) override {
+    return read(key, [&] { return section_.choices(key.name, chosen, names); });
+  }
+
  private:
   bool read(const Key& key, const std::function<bool()>& value) {
     if (ignores_values_) {
@@ -176,6 +181,12 @@ class LookingKeys : public Keys {
   bool choose(const Key& key, std::size_t& chosen,
               const std::vector<std::string_view>& names) override {
     return look(key, names[chosen], {{"enum", names}});
+  }
+  bool choose_each(const Key& key, std::vector<std::pair<std::string, std::size_t>>& chosen,
+                   const std::vector<std::string_view>& names) override {
+    Json object = Json::object();
+    for (const auto& [name, index] : chosen) object[name] = names[index];
+    return look(key, object, {{"type", "object"}, {"additionalProperties", {{"enum", names}}}});
   }
 
  private:

@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <lockstep/train/config/json_reader.h>
@@ -94,6 +95,21 @@ class Keys {
     return choose(key, chosen, names);
   }
 
+  // A section whose keys are free. Each of them has one of these words.
+  template <typename Enum, std::size_t N>
+  bool choices(const Key& key, std::vector<std::pair<std::string, Enum>>& values,
+               const Named<Enum> (&all)[N]) {
+    std::vector<std::string_view> names;
+    for (const Named<Enum>& one : all) names.push_back(one.name);
+    std::vector<std::pair<std::string, std::size_t>> chosen;
+    for (const auto& [name, value] : values)
+      chosen.emplace_back(name, std::ranges::find(all, value, &Named<Enum>::value) - all);
+    const bool set = choose_each(key, chosen, names);
+    values.clear();
+    for (const auto& [name, index] : chosen) values.emplace_back(name, all[index].value);
+    return set;
+  }
+
   virtual void section(const Key& key, const std::function<void(Keys&)>& describe) = 0;
 
   // A heading of the tables.
@@ -120,6 +136,8 @@ class Keys {
  protected:
   virtual bool choose(const Key& key, std::size_t& chosen,
                       const std::vector<std::string_view>& names) = 0;
+  virtual bool choose_each(const Key& key, std::vector<std::pair<std::string, std::size_t>>& chosen,
+                           const std::vector<std::string_view>& names) = 0;
 };
 
 }  // namespace lockstep::train

@@ -29,6 +29,9 @@ inline constexpr Named<StageBalance> kStageBalances[] = {{"layers", StageBalance
 inline constexpr Named<mesh::ContextAlgorithm> kContextAlgorithms[] = {
     {"ring", mesh::ContextAlgorithm::ring}, {"all_to_all", mesh::ContextAlgorithm::all_to_all}};
 
+inline constexpr Named<LayerCut> kLayerCuts[] = {{"column", LayerCut::column},
+                                                 {"row", LayerCut::row}};
+
 inline constexpr Named<OffloadDevice> kOffloadDevices[] = {{"none", OffloadDevice::none},
                                                            {"cpu", OffloadDevice::cpu}};
 
