@@ -506,7 +506,7 @@ void check_changed_models(Cells& cells) {
       if (gets_other_memory) kept.set_data(kept.to(at::kDouble));
       cells.expect_usage_error([&] { kept.sum().backward(); }, "and is gone");
       // A pass that reaches none of them goes on.
-      at::ones({1}, at::requires_grad()).sum().backward();
+      at::ones({1}).requires_grad_().sum().backward();
     }
   });
   cells.cell("ranks compare what they hold, as often as they are told", [&] {

@@ -159,7 +159,8 @@ TEST(BadInput, AModelFromACheckpointThatLostAFileIsNamed) {
   const fs::path checkpoint = training.checkpoint();
   fs::remove(checkpoint / "manifest.json");
   training.config["model"] = {{"from", checkpoint.string()}};
-  expect_refused(training.start(1, "other"), {"model.from", "has lost its manifest.json"});
+  expect_refused(training.start(1, "other"),
+                 {checkpoint.string() + "' has lost its manifest.json"});
 }
 
 // This happens if one host has an older config, or another file of the same name.
