@@ -1,4 +1,5 @@
-// What a DistributedConfig comes to, and what it may not say. Not for programs.
+// The strategy, sizes and axes that follow from a DistributedConfig, and the check of one.
+// Internal: programs have no use for these.
 #pragma once
 
 #include <string>

@@ -148,20 +148,25 @@ at::Tensor in_32_bits(const at::Tensor& tensor) {
 
 class EngineCore::Epoch {
  public:
+  enum class For {
+    training,
+    evaluation
+  };  // an evaluation has all samples, in the data set's order
+
   Epoch(std::shared_ptr<const data::Dataset> of, const DistributedManager& dist,
-        const TrainConfig& config, const Batch& batch)
+        const TrainConfig& config, const Batch& batch, For use)
       : dataset(std::move(of)),
         loader(dataset,
                data::DistributedSampler({.size = dataset->size(),
                                          .num_replicas = dist.data_size(),
                                          .rank = dist.data_rank(),
-                                         .shuffle = true,
+                                         .shuffle = use == For::training,
                                          .seed = static_cast<std::uint64_t>(config.seed)}),
                {.batch_size = batch.micro,
                 .num_workers = static_cast<int>(config.data.num_workers),
                 .prefetch = static_cast<int>(config.data.prefetch),
                 .samples_per_step = batch.global,
-                .drop_last = config.dataloader_drop_last,
+                .drop_last = use == For::training && config.dataloader_drop_last,
                 .device = dist.device()}) {}
 
   std::shared_ptr<const data::Dataset> dataset;
@@ -462,7 +467,8 @@ std::shared_ptr<EngineCore::Epoch> EngineCore::begin_epoch(
   // The loader of the epoch before goes on: it has said what there was to say.
   std::shared_ptr<Epoch> epoch = std::move(state.prepared);
   if (epoch == nullptr || epoch->dataset != dataset)
-    epoch = std::make_shared<Epoch>(std::move(dataset), state.dist, state.config, state.batch);
+    epoch = std::make_shared<Epoch>(std::move(dataset), state.dist, state.config, state.batch,
+                                    Epoch::For::training);
   data::DataLoader& loader = epoch->loader;
   if (state.position.position > 0) loader.load_state(state.position);
   // With dataloader_drop_last, what a run with other batches left of an epoch may be no step.
@@ -519,17 +525,9 @@ double EngineCore::evaluate(const std::shared_ptr<const data::Dataset>& dataset,
     state.autocast_used = false;
   });
   state.model->eval();
-  data::DataLoader loader(dataset,
-                          data::DistributedSampler({.size = dataset->size(),
-                                                    .num_replicas = state.dist.data_size(),
-                                                    .rank = state.dist.data_rank(),
-                                                    .shuffle = false}),
-                          {.batch_size = state.batch.micro,
-                           .num_workers = static_cast<int>(state.config.data.num_workers),
-                           .prefetch = static_cast<int>(state.config.data.prefetch),
-                           .device = state.dist.device()});
+  Epoch all(dataset, state.dist, state.config, state.batch, Epoch::For::evaluation);
   std::vector<double> sums(2);
-  while (auto given = loader.next()) {
+  while (auto given = all.loader.next()) {
     const bool counts = given->size() > 0;
     if (!counts) *given = stand_in(*dataset, state.dist.device());
     const nn::LossSum loss = loss_of({.data = given->input, .target = given->target});
@@ -588,13 +586,12 @@ std::optional<LoadedCheckpoint> EngineCore::load_checkpoint(const fs::path& fold
     return std::nullopt;
   }
   // All that can be wrong besides the tensors is found before these are touched.
-  std::string client_state;
   const auto loaded = checkpoint::parse_state(state.on_main([&] {
     checkpoint::CheckpointReader reader(found);
     return checkpoint::to_text(reader.manifest().state);
   }),
                                               "the checkpoint's state");
-  client_state = state.on_main([&] {
+  const std::string client_state = state.on_main([&] {
     checkpoint::CheckpointReader reader(found);
     return reader.manifest().files.contains(kClientStateFile)
                ? reader.read_text_file(kClientStateFile)

@@ -327,7 +327,7 @@ TEST(Engine, ADataSetOfAnotherSizeDoesNotGoOnWithinAnEpoch) {
   train_until(engine, 1);
   EXPECT_THAT(
       usage_error([&] { (void)engine.loader(std::make_shared<plain::Points>(24)).begin(); }),
-      HasSubstr("24"));
+      HasSubstr("the saved data position is of 20 samples with seed 3, but this run has 24"));
 }
 
 TEST(Engine, AskedForAnotherBatchItGoesOnWithThat) {

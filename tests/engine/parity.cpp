@@ -240,7 +240,8 @@ void check_engine_mistakes(Cells& cells) {
   cells.cell("another model on one rank", [&] {
     Subject other = subject;
     if (cells.rank() == 1) other.make = make<plain::Recurrent>;
-    cells.expect_usage_error([&] { engine_of(other); }, "rank");
+    cells.expect_usage_error([&] { engine_of(other); },
+                             "the model of rank 1 differs from that of rank 0");
   });
   cells.cell("dropout over a tensor axis is that of one process", [&] {
     const Subject dropout{.name = "dropout",

@@ -150,7 +150,7 @@ class GradientExchange : public intercept::PassListener,
   bool has_plain_gradients_ = false;  // of a caller's own backward(), not zeroed since
 
  private:
-  // Of a parameter that was converted while a graph led to it.
+  // The hook of a parameter that was converted while a graph led to it.
   struct Dropped {
     std::string name;
     std::unique_ptr<intercept::GradientHook> hook;

@@ -18,7 +18,7 @@ namespace lockstep::data_parallel {
 // what it finds has not cost a day.
 inline constexpr std::int64_t kConsistencyCheckInterval = 1000;
 
-// What is compared, and what to do where it differs, for the error.
+// The words of the error: the name of the compared tensors, and the advice where they differ.
 struct Compared {
   std::string things;  // "parameters"
   std::string advice;  // whole sentences

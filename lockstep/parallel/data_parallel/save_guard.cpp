@@ -27,7 +27,7 @@ void SaveGuard::pretty_print(std::ostream& stream) const { stream << printed_; }
 void guard_saving(torch::nn::Module& module, const std::shared_ptr<SaveGuard>& guard) {
   bool guarded = false;
   for (const auto& child : module.children()) {
-    // Where the module is registered in two places, it has one already.
+    // A module that is registered in two places is reached twice, and needs one guard.
     if (is_guard(*child, guard->kind())) return;
     if (child->parameters().empty()) continue;
     guard_saving(*child, guard);

@@ -31,7 +31,7 @@ constexpr std::array kNoStep = std::to_array<std::string_view>(
 constexpr std::array kReplace = std::to_array<std::string_view>(
     {"copy_", "set_", "set_data", "masked_scatter_", "index_copy_"});
 
-// What set_data() calls before it does anything. It is no operator by itself.
+// set_data() is no operator itself, but calls this one before it does anything.
 constexpr std::array kSetData =
     std::to_array<std::string_view>({"_has_compatible_shallow_copy_type"});
 
@@ -182,7 +182,7 @@ void WriteGuard::refuse_step(const intercept::Call& call, const Watched& one) co
       num_passes_ == 1 ? "pass" : "passes"));
 }
 
-// What a model is loaded with comes once, or several times in a row.
+// Loading a model replaces a parameter once, or several times in a row.
 void WriteGuard::note_replacement(const intercept::Call& call, Watched& one) const {
   if (one.replaced_after == 0 || one.replaced_after == num_unsummed_) {
     one.replaced_after = num_unsummed_;

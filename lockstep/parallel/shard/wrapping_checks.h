@@ -1,4 +1,4 @@
-// What is refused before a model is sharded.
+// Checks that refuse a model before it is sharded.
 #pragma once
 
 #include <string>

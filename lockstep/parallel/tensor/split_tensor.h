@@ -31,7 +31,7 @@ struct Split {
   // The node that leads gradients of the tensor to the part. If it is the tensor's node, operators
   // use the part's own graph; the node is for code that is no operator, such as a user's function.
   const void* node = nullptr;
-  // Of a parameter that a strategy trains: the part is a leaf, and takes the gradients.
+  // Whether a strategy trains the parameter: its part is then a leaf, and takes the gradients.
   bool trained = false;
 };
 
