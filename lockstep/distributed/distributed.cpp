@@ -26,6 +26,7 @@
 #include <lockstep/mesh/device_mesh.h>
 #include <lockstep/nn/layers/autocast_operators.h>
 #include <lockstep/nn/tensor_parallel/tensor_parallel.h>
+#include <lockstep/nn/tensor_parallel/tensor_plan.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/data_parallel/model_parameters.h>
 #include <lockstep/parallel/data_parallel/parallel_model.h>
@@ -125,6 +126,8 @@ struct DistributedManager::State {
 
   bool belongs_to_wrapped(const at::Tensor& parameter) const;
   void check_new(const torch::nn::Module* module);
+  void check_not_empty(const torch::nn::Module& module) const;
+  tensor::Plan plan_of_stage(const torch::nn::Module& module);
   void cut_layers(torch::nn::Module& module);
   void add(const std::shared_ptr<torch::nn::Module>& module, const shard::Origin& origin);
 
@@ -235,12 +238,32 @@ void DistributedManager::State::check_new(const torch::nn::Module* module) {
       throw UsageError("'{}' of this '{}' belongs to a model that is wrapped already: wrap the "
                        "whole model, once",
                        item.key(), module->name());
-  // Asked here, as a model without tensors does not say on which device ranks could agree.
-  const bool empty = module->parameters().empty() && module->buffers().empty();
+  check_not_empty(*module);
+}
+
+// Asked here, as a model without tensors does not say on which device ranks could agree.
+void DistributedManager::State::check_not_empty(const torch::nn::Module& module) const {
+  const bool empty = module.parameters().empty() && module.buffers().empty();
   if (const double num_empty = RankMessages(world).sum(empty ? 1 : 0); num_empty > 0)
     throw UsageError("the module '{}' has no parameters and no buffers on {} of {} ranks: there is "
                      "nothing to train. Register them with register_parameter or register_module",
-                     module->name(), num_empty, world->size());
+                     module.name(), num_empty, world->size());
+}
+
+// What the plan says of the layers that this rank's stage has; all of it where no stage has one,
+// so that all ranks are told. Every rank calls it.
+tensor::Plan DistributedManager::State::plan_of_stage(const torch::nn::Module& module) {
+  const tensor::Plan& plan = config.tensor_plan;
+  if (config.model_parallel.pipeline == 1) return plan;
+  std::vector<double> has(plan.size());
+  for (const auto& item : module.named_modules("", /*include_self=*/false))
+    for (std::size_t i = 0; i < plan.size(); ++i)
+      if (nn::matches_layer(plan[i].layers, item.key())) has[i] = 1;
+  const std::vector<double> stages_that_have = RankMessages(mesh.axis("pp")).sum(has);
+  tensor::Plan mine;
+  for (std::size_t i = 0; i < plan.size(); ++i)
+    if (has[i] > 0 || stages_that_have[i] == 0) mine.push_back(plan[i]);
+  return mine;
 }
 
 // Layers that a model's own spread() or the caller has cut already stay as they are.
@@ -248,7 +271,8 @@ void DistributedManager::State::cut_layers(torch::nn::Module& module) {
   if (config.model_parallel.tensor == 1 || !nn::cut_parameters(module).empty()) return;
   const auto& group = mesh.axis("tp");
   if (!config.tensor_plan.empty()) {
-    tensor::parallelize_module(module, group, config.tensor_plan);
+    if (const tensor::Plan plan = plan_of_stage(module); !plan.empty())
+      tensor::parallelize_module(module, group, plan);
     return;
   }
   std::vector<NamedTensor> tensors;
@@ -256,7 +280,9 @@ void DistributedManager::State::cut_layers(torch::nn::Module& module) {
   data_parallel::check_same_tensors(tensors, *group);
   data_parallel::broadcast_from_first(tensors, *group);
   const auto axis = std::make_shared<nn::TensorAxis>(group, config.between_layers);
-  if (nn::cut_parallel_layers(module, axis) == 0)
+  double num_cut = nn::cut_parallel_layers(module, axis);
+  if (config.model_parallel.pipeline > 1) num_cut = RankMessages(mesh.axis("pp")).sum(num_cut);
+  if (num_cut == 0)
     throw UsageError("model_parallel.tensor is {}, and this '{}' has no layer that can be cut over "
                      "so many ranks: name its plain torch::nn layers in the "
                      "config's tensor_plan (docs/tensor.md); or make it of lockstep::nn's "
@@ -345,18 +371,26 @@ void DistributedManager::wrap(const ModelRef& model) {
   state_->add(module, {});
 }
 
-void DistributedManager::build(const std::function<std::shared_ptr<torch::nn::Module>()>& make) {
+void DistributedManager::build(const std::function<std::shared_ptr<torch::nn::Module>()>& make,
+                               const std::function<void()>& keep_stage) {
   deferred::Construction construction;
   const auto module = construction.construct(make);
   state_->check_new(module.get());
-  if (state_->config.model_parallel.ranks() > 1)
+  const auto& around = state_->config.model_parallel;
+  const bool cuts_layers = around.ranks() > around.pipeline;
+  if (cuts_layers && around.pipeline == 1)
     throw UsageError(
         "build_model() spreads models over the axes that data is spread over, and this "
         "job has {} ranks for each place in the data: use wrap_model()",
-        state_->config.model_parallel.ranks());
+        around.ranks());
+  keep_stage();
+  if (around.pipeline > 1) {
+    state_->check_not_empty(*module);
+    check_stages_differ(*module, *state_->mesh.axis("pp"));
+  }
   construction.keep(module->buffers());
   shard::Origin origin;
-  if (takes_units(state_->config)) {
+  if (takes_units(state_->config) && !cuts_layers) {
     for (at::Tensor& buffer : module->buffers()) buffer.set_data(buffer.to(device()));
     origin.values = [&](std::span<const at::Tensor> parameters) {
       return std::make_shared<deferred::Materialised>(construction.materialise(parameters));
@@ -365,6 +399,7 @@ void DistributedManager::build(const std::function<std::shared_ptr<torch::nn::Mo
   } else {
     construction.keep(module->parameters());
     module->to(device());
+    state_->cut_layers(*module);
   }
   state_->add(module, origin);
   // Tensors that the model did not register.
@@ -408,9 +443,8 @@ void DistributedManager::backward(const ModelRef& model, const at::Tensor& loss_
 }
 
 void DistributedManager::backward_passes(const ModelRef& model,
-                                         const std::function<at::Tensor()>& passes,
-                                         std::int64_t count) {
-  state_->wrapped(model).parallel->backward_passes(passes, count);
+                                         const std::function<data_parallel::CountedSum()>& passes) {
+  state_->wrapped(model).parallel->backward_passes(passes);
 }
 
 const data_parallel::StepTotals& DistributedManager::totals(const ModelRef& model) {

@@ -405,8 +405,9 @@ void Trainer::run_pipeline(PipelinePasses& pipeline, std::int64_t num_passes) {
     for (std::int64_t& row : batch.rows) row += pass * global_batch;
     count += pipeline.count(batch);
   }
-  stepper_->backward_passes(count,
-                            [&](const auto& scale) { return pipeline.run(step_, batches, scale); });
+  stepper_->backward_passes(count, [&](const auto& scale) -> Stepper::PassesLoss {
+    return {.sum = pipeline.run(step_, batches, scale), .count = count};
+  });
 }
 
 // If parameters are cut, a rank without samples has to compute, too, because the others gather its

@@ -122,8 +122,9 @@ SpreadModel::SpreadModel(const ModelConfig& config, const Numbers& numbers,
 double SpreadModel::pass(std::int64_t step) {
   step_ = step;
   if (pipeline_) {
-    parallel_->backward_passes(
-        [&] { return at::scalar_tensor(pipeline_->run_step(), at::kDouble); }, count_of_targets());
+    parallel_->backward_passes([&]() -> data_parallel::CountedSum {
+      return {at::scalar_tensor(pipeline_->run_step(), at::kDouble), count_of_targets()};
+    });
     return parallel_->totals().mean_loss();
   }
   for (int pass = 0; pass < num_passes_; ++pass) {

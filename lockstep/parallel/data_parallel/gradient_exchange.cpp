@@ -161,8 +161,7 @@ void GradientExchange::check_before() {
   has_plain_gradients_ = false;
 }
 
-void GradientExchange::backward_passes(const std::function<at::Tensor()>& passes,
-                                       std::int64_t count) {
+void GradientExchange::backward_passes(const std::function<CountedSum()>& passes) {
   bool exchanges = false;
   {
     const std::lock_guard lock(mutex_);
@@ -170,14 +169,14 @@ void GradientExchange::backward_passes(const std::function<at::Tensor()>& passes
     broken_ = true;
     exchanges = std::exchange(exchange_, false);
   }
-  at::Tensor loss_sum;
+  CountedSum loss;
   {
     const CountedPassGuard pass(counted_pass_, this);
-    loss_sum = passes();
+    loss = passes();
   }
   const std::lock_guard lock(mutex_);
   exchange_ = exchanges;
-  loss_.add(loss_sum, count, device_);
+  loss_.add(loss.loss_sum, loss.count, device_);
   if (exchange_) {
     begin();
     end_exchange();

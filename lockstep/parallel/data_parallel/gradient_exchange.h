@@ -54,7 +54,7 @@ class GradientExchange : public intercept::PassListener,
 
   // The same of a step whose backward passes `passes` runs, all of them, and whose losses it
   // returns the sum of: those of a pipeline's micro-batches. They are exchanged after the last.
-  void backward_passes(const std::function<at::Tensor()>& passes, std::int64_t count);
+  void backward_passes(const std::function<CountedSum()>& passes);
 
   // The totals of the last exchange that ended a backward().
   const StepTotals& totals() const { return loss_.totals(); }

@@ -89,8 +89,8 @@ class ParallelModel {
   void backward(const at::Tensor& loss_sum, std::int64_t count);
   // The same for a step of several micro-batches: `passes` runs their backward passes and returns
   // the sum of their losses. Gradients are exchanged after the last.
-  void backward_passes(const std::function<at::Tensor()>& passes, std::int64_t count) {
-    gradients().backward_passes(passes, count);
+  void backward_passes(const std::function<CountedSum()>& passes) {
+    gradients().backward_passes(passes);
   }
   // Gradient accumulation: while the result lives, gradients are not exchanged.
   NoSync no_sync() { return NoSync(gradients().shared_from_this()); }

@@ -442,6 +442,19 @@ void check_precision(JsonSection& top, ShardingStrategy strategy, PrecisionSecti
                             config_words_that_cut(ShardedState::gradients)));
 }
 
+// The stages of a program's own model, of which nothing is known before it is made.
+void check_stages_of_program(JsonSection& section, const ParallelSection& parallel) {
+  const bool is_measured =
+      parallel.balance == StageBalance::time || parallel.balance == StageBalance::compute;
+  if (is_measured && section.sound({"balance"}))
+    section.mistake("balance",
+                    fmt::format("is \"{}\", and what a program's own blocks cost is not known "
+                                "before they have data: take \"layers\" or \"parameters\", or "
+                                "give each stage's number of blocks in stage_layers",
+                                name_of(parallel.balance, kStageBalances)));
+  if (section.find("timeline_step") != nullptr) section.has_no_effect("timeline_step");
+}
+
 // The model, the data and the loop are the program's, and the config has nothing of them.
 void check_for_program(JsonSection& top, const TrainConfig& config) {
   if (top.find("model") != nullptr)
@@ -455,12 +468,6 @@ void check_for_program(JsonSection& top, const TrainConfig& config) {
                         "Engine::loader(): remove it");
   const ParallelSection& parallel = config.parallel;
   JsonSection axes = top.section("parallel");
-  const auto check_axis = [&](std::string_view key, std::int64_t size, std::string_view instead) {
-    if (size > 1 && axes.sound({key}))
-      axes.mistake(key, fmt::format("is {}, and lockstep::initialize() spreads a model over the "
-                                    "axes of data and tensor: {}",
-                                    size, instead));
-  };
   if (!config.tensor_plan.empty() && parallel.tensor == 1 && axes.sound({"tensor"}))
     top.mistake("tensor_plan", "is set, and parallel.tensor is 1, which cuts no layer: set "
                                "parallel.tensor, or remove it");
@@ -468,9 +475,12 @@ void check_for_program(JsonSection& top, const TrainConfig& config) {
       axes.sound({"sequence_parallel"}))
     axes.mistake("sequence_parallel", "is true, and tensor_plan cuts plain layers, between which "
                                       "activations are whole: remove one of them");
-  check_axis("pipeline", parallel.pipeline, "remove it, or use lockstep::Pipe (docs/pipeline.md)");
-  check_axis("context", parallel.context,
-             "remove it, or give attention a context axis yourself (docs/context.md)");
+  if (parallel.pipeline > 1) check_stages_of_program(axes, parallel);
+  if (parallel.context > 1 && axes.sound({"context"}))
+    axes.mistake("context", fmt::format("is {}, and only attention of lockstep::nn can share a "
+                                        "sequence among ranks: remove it, or give such attention a "
+                                        "context axis yourself (docs/context.md)",
+                                        parallel.context));
   JsonSection recomputed = top.section("activation_checkpointing");
   if (config.recomputed_blocks > 0)
     recomputed.mistake("ratio", "is of the built-in models: in the function that makes your model, "
