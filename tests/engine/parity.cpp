@@ -57,12 +57,15 @@ std::vector<Subject> subjects() {
           {.name = "an LSTM", .make = make<plain::Recurrent>},
           {.name = "a TransformerEncoder",
            .make = make<plain::Encoder>,
-           .tensor_plan = {{"encoder.layers.*.linear1", "column"},
+           .tensor_plan = {{"encoder.layers.*.self_attn", "heads"},
+                           {"encoder.layers.*.linear1", "column"},
                            {"encoder.layers.*.linear2", "row"}}},
           {.name = "a GPT",
            .make = make<plain::Gpt>,
-           .tensor_plan = {
-               {"blocks.*.fc1", "column"}, {"blocks.*.fc2", "row"}, {"blocks.*.out", "row"}}}};
+           .tensor_plan = {{"blocks.*.qkv", "qkv"},
+                           {"blocks.*.out", "row"},
+                           {"blocks.*.fc1", "column"},
+                           {"blocks.*.fc2", "row"}}}};
 }
 
 struct Layout {
