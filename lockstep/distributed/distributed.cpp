@@ -483,6 +483,10 @@ bool DistributedManager::synchronises_batch_norms(const ModelRef& model) const {
          });
 }
 
+data_parallel::Accumulation DistributedManager::accumulate(const ModelRef& model) {
+  return state_->checked(model).parallel->accumulate();
+}
+
 data_parallel::NoSync DistributedManager::no_sync(const ModelRef& model) {
   return state_->checked(model).parallel->no_sync();
 }
