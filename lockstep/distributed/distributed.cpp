@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/Device.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <spdlog/fmt/ranges.h>
@@ -14,6 +15,7 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/checkpoint/safetensors/content_hash.h>
 #include <lockstep/comm/communicator.h>
 #include <lockstep/comm/world/join.h>
 #include <lockstep/deferred/construction.h>
@@ -26,6 +28,7 @@
 #include <lockstep/mesh/device_mesh.h>
 #include <lockstep/nn/layers/autocast_operators.h>
 #include <lockstep/nn/tensor_parallel/tensor_parallel.h>
+#include <lockstep/nn/tensor_parallel/tensor_plan.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/data_parallel/model_parameters.h>
 #include <lockstep/parallel/data_parallel/parallel_model.h>
@@ -125,7 +128,10 @@ struct DistributedManager::State {
 
   bool belongs_to_wrapped(const at::Tensor& parameter) const;
   void check_new(const torch::nn::Module* module);
-  void cut_layers(torch::nn::Module& module);
+  void check_not_empty(const torch::nn::Module& module) const;
+  tensor::Plan plan_of_stage(const torch::nn::Module& module);
+  // With `defer`, of a model that was constructed without memory.
+  void cut_layers(torch::nn::Module& module, const tensor::internal::Defer* defer = nullptr);
   void add(const std::shared_ptr<torch::nn::Module>& module, const shard::Origin& origin);
 
   // Only ranks that have the first samples have anything to join, or to take apart.
@@ -235,28 +241,61 @@ void DistributedManager::State::check_new(const torch::nn::Module* module) {
       throw UsageError("'{}' of this '{}' belongs to a model that is wrapped already: wrap the "
                        "whole model, once",
                        item.key(), module->name());
-  // Asked here, as a model without tensors does not say on which device ranks could agree.
-  const bool empty = module->parameters().empty() && module->buffers().empty();
+  check_not_empty(*module);
+}
+
+// Asked here, as a model without tensors does not say on which device ranks could agree.
+void DistributedManager::State::check_not_empty(const torch::nn::Module& module) const {
+  const bool empty = module.parameters().empty() && module.buffers().empty();
   if (const double num_empty = RankMessages(world).sum(empty ? 1 : 0); num_empty > 0)
     throw UsageError("the module '{}' has no parameters and no buffers on {} of {} ranks: there is "
                      "nothing to train. Register them with register_parameter or register_module",
-                     module->name(), num_empty, world->size());
+                     module.name(), num_empty, world->size());
+}
+
+// What the plan says of the layers that this rank's stage has; all of it where no stage has one,
+// so that all ranks are told. Every rank calls it.
+tensor::Plan DistributedManager::State::plan_of_stage(const torch::nn::Module& module) {
+  const tensor::Plan& plan = config.tensor_plan;
+  if (config.model_parallel.pipeline == 1) return plan;
+  std::vector<double> has(plan.size());
+  for (const auto& item : module.named_modules("", /*include_self=*/false))
+    for (std::size_t i = 0; i < plan.size(); ++i)
+      if (nn::matches_layer(plan[i].layers, item.key())) has[i] = 1;
+  const std::vector<double> stages_that_have = RankMessages(mesh.axis("pp")).sum(has);
+  tensor::Plan mine;
+  for (std::size_t i = 0; i < plan.size(); ++i)
+    if (has[i] > 0 || stages_that_have[i] == 0) mine.push_back(plan[i]);
+  return mine;
 }
 
 // Layers that a model's own spread() or the caller has cut already stay as they are.
-void DistributedManager::State::cut_layers(torch::nn::Module& module) {
+void DistributedManager::State::cut_layers(torch::nn::Module& module,
+                                           const tensor::internal::Defer* defer) {
   if (config.model_parallel.tensor == 1 || !nn::cut_parameters(module).empty()) return;
   const auto& group = mesh.axis("tp");
   if (!config.tensor_plan.empty()) {
-    tensor::parallelize_module(module, group, config.tensor_plan);
+    const tensor::Plan plan = plan_of_stage(module);
+    if (plan.empty()) return;
+    if (defer == nullptr)
+      tensor::parallelize_module(module, group, plan);
+    else
+      tensor::internal::parallelize_deferred(module, group, plan, *defer);
     return;
   }
   std::vector<NamedTensor> tensors;
   for (const auto& item : module.named_parameters()) tensors.push_back({item.key(), item.value()});
   data_parallel::check_same_tensors(tensors, *group);
-  data_parallel::broadcast_from_first(tensors, *group);
+  if (defer == nullptr) data_parallel::broadcast_from_first(tensors, *group);
   const auto axis = std::make_shared<nn::TensorAxis>(group, config.between_layers);
-  if (nn::cut_parallel_layers(module, axis) == 0)
+  double num_cut = 0;
+  const auto cut = [&] { num_cut = nn::cut_parallel_layers(module, axis); };
+  if (defer == nullptr)
+    cut();
+  else
+    (*defer)(cut);
+  if (config.model_parallel.pipeline > 1) num_cut = RankMessages(mesh.axis("pp")).sum(num_cut);
+  if (num_cut == 0)
     throw UsageError("model_parallel.tensor is {}, and this '{}' has no layer that can be cut over "
                      "so many ranks: name its plain torch::nn layers in the "
                      "config's tensor_plan (docs/tensor.md); or make it of lockstep::nn's "
@@ -345,15 +384,59 @@ void DistributedManager::wrap(const ModelRef& model) {
   state_->add(module, {});
 }
 
-void DistributedManager::build(const std::function<std::shared_ptr<torch::nn::Module>()>& make) {
+namespace {
+
+std::string generator_state() {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  const at::Tensor state = generator.get_state();
+  return checkpoint::content_hash(
+             std::span(static_cast<const std::byte*>(state.data_ptr()), state.nbytes()))
+      .text();
+}
+
+// Each rank of a tensor axis computes its parts of the initial weights by itself.
+void check_drawn_alike(const std::string& before, const std::string& after,
+                       comm::Communicator& group) {
+  const auto difference = data_parallel::first_difference({before, after}, group);
+  if (!difference) return;
+  throw UsageError(
+      "ranks 0 and {} of '{}' {}: with a tensor axis build_model() computes each part of the "
+      "initial weights where it is to be, so its ranks must draw alike. Call torch::manual_seed() "
+      "with one number on all of them before, or use wrap_model()",
+      difference->rank, group.name(),
+      difference->place == 0 ? "had seeded differently before the model was made"
+                             : "drew other numbers while they made the model");
+}
+
+}  // namespace
+
+void DistributedManager::build(const std::function<std::shared_ptr<torch::nn::Module>()>& make,
+                               const std::function<void()>& keep_stage) {
+  const ModelParallelSizes& sizes = state_->config.model_parallel;
   deferred::Construction construction;
+  const std::string before = sizes.tensor > 1 ? generator_state() : "";
   const auto module = construction.construct(make);
   state_->check_new(module.get());
-  if (state_->config.model_parallel.ranks() > 1)
-    throw UsageError(
-        "build_model() spreads models over the axes that data is spread over, and this "
-        "job has {} ranks for each place in the data: use wrap_model()",
-        state_->config.model_parallel.ranks());
+  if (sizes.context > 1)
+    throw UsageError("build_model() spreads models over the axes of data, tensor and pipeline, and "
+                     "this job has {}: use wrap_model()",
+                     to_text(sizes));
+  keep_stage();
+  if (sizes.pipeline > 1) {
+    state_->check_not_empty(*module);
+    check_stages_differ(*module, *state_->mesh.axis("pp"));
+  }
+  if (sizes.tensor > 1) {
+    check_drawn_alike(before, generator_state(), *state_->mesh.axis("tp"));
+    const tensor::internal::Defer defer = [&](const std::function<void()>& body) {
+      construction.construct([&] {
+        body();
+        return 0;
+      });
+    };
+    state_->cut_layers(*module, &defer);
+  }
   construction.keep(module->buffers());
   shard::Origin origin;
   if (takes_units(state_->config)) {
@@ -363,7 +446,9 @@ void DistributedManager::build(const std::function<std::shared_ptr<torch::nn::Mo
     };
     origin.device = device();
   } else {
-    construction.keep(module->parameters());
+    // Of a parameter that is cut only this rank's part has values.
+    for (const at::Tensor& parameter : module->parameters())
+      construction.keep(std::vector{tensor::local_part(parameter)});
     module->to(device());
   }
   state_->add(module, origin);
@@ -398,6 +483,10 @@ bool DistributedManager::synchronises_batch_norms(const ModelRef& model) const {
          });
 }
 
+data_parallel::Accumulation DistributedManager::accumulate(const ModelRef& model) {
+  return state_->checked(model).parallel->accumulate();
+}
+
 data_parallel::NoSync DistributedManager::no_sync(const ModelRef& model) {
   return state_->checked(model).parallel->no_sync();
 }
@@ -408,9 +497,8 @@ void DistributedManager::backward(const ModelRef& model, const at::Tensor& loss_
 }
 
 void DistributedManager::backward_passes(const ModelRef& model,
-                                         const std::function<at::Tensor()>& passes,
-                                         std::int64_t count) {
-  state_->wrapped(model).parallel->backward_passes(passes, count);
+                                         const std::function<data_parallel::CountedSum()>& passes) {
+  state_->wrapped(model).parallel->backward_passes(passes);
 }
 
 const data_parallel::StepTotals& DistributedManager::totals(const ModelRef& model) {

@@ -33,6 +33,7 @@
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/optim/parameter_group.h>
+#include <lockstep/parallel/data_parallel/counted_loss.h>
 #include <lockstep/parallel/data_parallel/model_state.h>
 #include <lockstep/parallel/data_parallel/no_sync.h>
 
@@ -111,7 +112,8 @@ class DistributedManager {
   // Builds a model and spreads it over the ranks as wrap_model() does, but where the strategy cuts
   // it, without any rank ever having all of it: its constructor takes no memory for large tensors,
   // and the main rank computes their initial values unit by unit, to the bit those of plain
-  // construction.
+  // construction. With a tensor axis each rank computes its parts of the layers that are cut, also
+  // without memory for the whole, so its ranks must have seeded alike.
   //
   //   auto model = dist.build_model([] { return MyNet(options); });
   //
@@ -119,11 +121,20 @@ class DistributedManager {
   // (docs/sharding.md).
   template <typename Make>
   auto build_model(Make&& make) {
+    return build_model(std::forward<Make>(make), [](const auto&) {});
+  }
+  // The same of a model that pipelines cut into stages: `keep_stage` is called with the whole
+  // model, while it has no memory, and leaves this rank's layers in it, as pipeline::split_model()
+  // does.
+  template <typename Make, typename KeepStage>
+  auto build_model(Make&& make, KeepStage&& keep_stage) {
     std::optional<decltype(internal::made_in_place(std::forward<Make>(make)))> made;
-    build([&] {
-      made.emplace(internal::made_in_place(std::forward<Make>(make)));
-      return internal::module_of(*made);
-    });
+    build(
+        [&] {
+          made.emplace(internal::made_in_place(std::forward<Make>(make)));
+          return internal::module_of(*made);
+        },
+        [&] { keep_stage(*made); });
     return *std::move(made);
   }
 
@@ -138,7 +149,17 @@ class DistributedManager {
   // Whether a model has any such batch norm.
   bool synchronises_batch_norms(const ModelRef& model) const;
 
-  // While the guard lives, backward() leaves gradients on the rank: gradient accumulation.
+  // Gradient accumulation: hold what it returns during all passes of a step but the last. Then the
+  // gradients of backward() below are divided by the samples of all passes, and are exchanged as
+  // DistributedConfig::exchange_gradients says. All ranks run the same number of passes.
+  //
+  //   for (int pass = 0; pass < 4; ++pass) {
+  //     std::optional<data_parallel::Accumulation> more;
+  //     if (pass < 3) more.emplace(dist.accumulate(model));
+  //     dist.backward(model, loss_sum, count);
+  //   }
+  data_parallel::Accumulation accumulate(const ModelRef& model);
+  // While the guard lives, backward() leaves gradients on the rank, whole, with every strategy.
   data_parallel::NoSync no_sync(const ModelRef& model);
 
   // Backward of a loss that is a sum over `count` samples: gradients are divided by the samples of
@@ -148,7 +169,12 @@ class DistributedManager {
   // The same of a step whose backward passes, of several micro-batches, `passes` runs; it returns
   // the sum of their losses. For pipelines.
   void backward_passes(const ModelRef& model, const std::function<at::Tensor()>& passes,
-                       std::int64_t count);
+                       std::int64_t count) {
+    backward_passes(model, [&] { return data_parallel::CountedSum{passes(), count}; });
+  }
+  // The same where only the passes tell over how many samples or tokens the losses are.
+  void backward_passes(const ModelRef& model,
+                       const std::function<data_parallel::CountedSum()>& passes);
 
   // The samples of all ranks and their mean loss, as the last exchanged backward() above gave them.
   const data_parallel::StepTotals& totals(const ModelRef& model);
@@ -243,7 +269,8 @@ class DistributedManager {
   explicit DistributedManager(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
   void wrap(const ModelRef& model);
-  void build(const std::function<std::shared_ptr<torch::nn::Module>()>& make);
+  void build(const std::function<std::shared_ptr<torch::nn::Module>()>& make,
+             const std::function<void()>& keep_stage);
 
   std::shared_ptr<State> state_;
 };

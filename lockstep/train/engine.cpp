@@ -1,6 +1,7 @@
 #include <lockstep/train/engine.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include <ATen/Parallel.h>
@@ -25,6 +26,7 @@
 #include <lockstep/train/config/batch.h>
 #include <lockstep/train/job_config.h>
 #include <lockstep/train/model_task.h>
+#include <lockstep/train/module_pipeline.h>
 #include <lockstep/train/options.h>
 #include <lockstep/train/preflight/run_start.h>
 #include <lockstep/train/stepper.h>
@@ -61,8 +63,7 @@ std::shared_ptr<torch::nn::Module> spread(
     const std::function<std::shared_ptr<torch::nn::Module>()>& make,
     const InitializeOptions& options) {
   torch::manual_seed(static_cast<std::uint64_t>(config.seed));
-  const bool cuts_layers = config.parallel.tensor > 1;
-  if (!options.sync_batchnorm && !cuts_layers) return dist.build_model(make);
+  if (!options.sync_batchnorm) return dist.build_model(make);
   const std::shared_ptr<torch::nn::Module> model = make();
   if (options.sync_batchnorm) dist.convert_sync_batchnorm(model);
   return dist.wrap_model(model);
@@ -231,13 +232,20 @@ struct EngineCore::State {
   };
 
   State(const EngineConfig& of, const std::function<std::shared_ptr<torch::nn::Module>()>& make,
+        const std::function<std::vector<pipeline::ModelBlock>()>& list_blocks,
         const InitializeOptions& options)
       : config(of.values()), dist(setup_distributed(distributed_config(config))) {
     at::set_num_threads(num_threads(config.threads_per_rank, dist));
     check_same_config(config, ranks());
     batch = resolve_batch(config, dist.data_size());
     passes = Passes(batch.accumulation);
-    model = spread(dist, config, make, options);
+    model = config.parallel.pipeline > 1 ? in_stages(make, list_blocks, options)
+                                         : spread(dist, config, make, options);
+    if (stages != nullptr && config.parallel.tensor > 1)
+      say_together(ranks(), [&] {
+        stages->check_tied(model);
+        return std::string();
+      });
     stepper.emplace(dist, model, stepper_options(config, dist.device()));
     if (!dist.is_main()) return;
     if (!of.without_effect().empty())
@@ -256,6 +264,46 @@ struct EngineCore::State {
   // What the main rank finds, on every rank. Where it throws, all throw a UsageError.
   std::string on_main(const std::function<std::string()>& work) const {
     return say_together(ranks(), [&] { return dist.is_main() ? work() : std::string(); }).front();
+  }
+
+  // Makes the model and `stages`.
+  std::shared_ptr<torch::nn::Module> in_stages(
+      const std::function<std::shared_ptr<torch::nn::Module>()>& make,
+      const std::function<std::vector<pipeline::ModelBlock>()>& list_blocks,
+      const InitializeOptions& options) {
+    if (options.sync_batchnorm)
+      throw UsageError("sync_batchnorm is set, and parallel.pipeline is {}: batch norms take their "
+                       "statistics over the micro-batches of a stage's rank; leave it out, or "
+                       "parallel.pipeline at 1",
+                       config.parallel.pipeline);
+    torch::manual_seed(static_cast<std::uint64_t>(config.seed));
+    return dist.build_model(make, [&](const std::shared_ptr<torch::nn::Module>& whole) {
+      std::vector<pipeline::ModelBlock> blocks = list_blocks();
+      if (blocks.empty())
+        throw UsageError("parallel.pipeline is {}, and this '{}' does not say which blocks its "
+                         "stages are made of: return a torch::nn::Sequential, give it a member "
+                         "pipeline_blocks(), or pass initialize() a function that lists them "
+                         "(docs/engine.md)",
+                         config.parallel.pipeline, whole->name());
+      stages = std::make_unique<ModulePipeline>(
+          dist, whole, std::move(blocks),
+          ModulePipeline::Options{.parallel = config.parallel,
+                                  .num_micro_batches = batch.accumulation,
+                                  .autocast = autocast_of(config, dist.device())});
+    });
+  }
+
+  at::Tensor widened(at::Tensor output) const {
+    return config.precision.compute == Precision::fp32 ? output : in_32_bits(output);
+  }
+  OutputLoss staged(const BatchLoss& loss) const;
+  void run_pipeline(const std::vector<MicroBatch>& batches, const BatchLoss& loss);
+
+  void refuse_in_pipeline(const char* what, const char* instead) const {
+    if (stages != nullptr)
+      throw UsageError("{} was called, and parallel.pipeline is {}, so that each rank has some of "
+                       "the model's layers: call {}",
+                       what, config.parallel.pipeline, instead);
   }
 
   // Begins a call that all ranks make between two steps.
@@ -290,7 +338,11 @@ struct EngineCore::State {
           "step() was called without backward(): call engine.backward(loss) before it, "
           "in each pass");
     autocast_used = false;
-    if (!passes.end()) return;
+    if (passes.end()) update();
+  }
+
+  // Ends a step whose passes are done.
+  void update() {
     num_samples += passes.take_samples();
     settle();
     throw_failure();
@@ -303,6 +355,19 @@ struct EngineCore::State {
     note_position();
     if (!stepper->runs_ahead()) settle();
     throw_failure();
+  }
+
+  // The model is in eval mode for as long as the result lives. A part that the program has put
+  // there stays there.
+  std::shared_ptr<void> eval_mode() {
+    std::vector<bool> was_training;
+    for (const auto& module : model->modules()) was_training.push_back(module->is_training());
+    model->eval();
+    return {nullptr, [this, was_training](void*) {
+              const auto modules = model->modules();
+              for (std::size_t i = 0; i < modules.size(); ++i) modules[i]->train(was_training[i]);
+              autocast_used = false;
+            }};
   }
 
   // Where the next step begins in the data.
@@ -380,6 +445,7 @@ struct EngineCore::State {
   TrainConfig config;
   DistributedManager dist;
   Batch batch;
+  std::unique_ptr<ModulePipeline> stages;  // null where each rank has all layers
   std::shared_ptr<torch::nn::Module> model;
   std::optional<Stepper> stepper;
 
@@ -400,19 +466,24 @@ struct EngineCore::State {
 
 EngineCore::EngineCore(const EngineConfig& config,
                        const std::function<std::shared_ptr<torch::nn::Module>()>& make,
+                       const std::function<std::vector<pipeline::ModelBlock>()>& list_blocks,
                        const InitializeOptions& options)
-    : state_(std::make_unique<State>(config, make, options)) {}
+    : state_(std::make_unique<State>(config, make, list_blocks, options)) {}
 
 EngineCore::~EngineCore() = default;
 
 DistributedManager& EngineCore::dist() { return state_->dist; }
 
 std::optional<device::Autocast> EngineCore::autocast() {
+  state_->refuse_in_pipeline("engine.forward() or autocast()",
+                             "engine.train_batch(batches, loss_of), eval_batch() or "
+                             "evaluate(dataset, loss_of) with a loss_of(output, target)");
   state_->autocast_used = true;
   return state_->stepper->low_precision();
 }
 
 void EngineCore::backward(const at::Tensor& loss) {
+  state_->refuse_in_pipeline("backward()", "engine.train_batch(batches, loss_of)");
   const State::Passes& passes = state_->passes;
   if (!passes.has_batch() && !passes.has_loss())
     throw UsageError("backward(loss) weighs a mean by the samples of the loader's batch, and there "
@@ -423,6 +494,7 @@ void EngineCore::backward(const at::Tensor& loss) {
 }
 
 void EngineCore::backward(const at::Tensor& sum, std::int64_t count) {
+  state_->refuse_in_pipeline("backward()", "engine.train_batch(batches, loss_of)");
   state_->backward({.sum = sum, .count = count});
 }
 
@@ -516,15 +588,7 @@ double EngineCore::evaluate(const std::shared_ptr<const data::Dataset>& dataset,
   check_samples(dataset, "evaluate");
   check_told_the_same({fmt::format("the data set has {} samples", dataset->size())}, state.ranks());
   const c10::NoGradGuard no_grad;
-  // A part that the program has put into eval mode stays there.
-  const auto modules = state.model->modules();
-  std::vector<bool> was_training;
-  for (const auto& module : modules) was_training.push_back(module->is_training());
-  const std::shared_ptr<void> back(nullptr, [&](void*) {
-    for (std::size_t i = 0; i < modules.size(); ++i) modules[i]->train(was_training[i]);
-    state.autocast_used = false;
-  });
-  state.model->eval();
+  const auto in_eval_mode = state.eval_mode();
   Epoch all(dataset, state.dist, state.config, state.batch, Epoch::For::evaluation);
   std::vector<double> sums(2);
   while (auto given = all.loader.next()) {
@@ -539,6 +603,185 @@ double EngineCore::evaluate(const std::shared_ptr<const data::Dataset>& dataset,
   }
   sums = state.dist.sum_over_data(std::move(sums));
   return sums[0] / sums[1];
+}
+
+namespace {
+
+// The ranks of a pipeline must give it the same batches, and all ranks as many: where they do not,
+// some would wait for others. UsageError on all ranks.
+void check_own_batches(DistributedManager& dist, const std::vector<EngineBatch>& batches,
+                       std::int64_t wanted) {
+  std::string fault, shapes;
+  if (static_cast<std::int64_t>(batches.size()) != wanted)
+    fault = fmt::format("{} batch{} given, and a step has {} passes (gradient_accumulation_steps)",
+                        batches.size(), batches.size() == 1 ? " was" : "es were", wanted);
+  for (const EngineBatch& batch : batches) {
+    const bool has_samples = batch.data.defined() && batch.data.dim() > 0 && batch.data.size(0) > 0;
+    if (!has_samples && fault.empty()) fault = "a batch without samples was given";
+    if (has_samples)
+      shapes += fmt::format(" {} [{}]", c10::toString(batch.data.scalar_type()),
+                            fmt::join(batch.data.sizes(), ", "));
+  }
+  const std::vector<std::string> said =
+      RankMessages(dist.world())
+          .gather(fault.empty() ? fmt::format("{}:{}", dist.data_rank(), shapes) : "!" + fault);
+  std::map<std::string, std::pair<std::size_t, std::string>> first;  // by place in the data
+  for (std::size_t rank = 0; rank < said.size(); ++rank)
+    if (said[rank].starts_with('!')) throw UsageError("rank {}: {}", rank, said[rank].substr(1));
+  for (std::size_t rank = 0; rank < said.size(); ++rank) {
+    const auto colon = said[rank].find(':');
+    const auto& [holder, known] =
+        first.try_emplace(said[rank].substr(0, colon), rank, said[rank].substr(colon + 1))
+            .first->second;
+    if (known != said[rank].substr(colon + 1))
+      throw UsageError("ranks {} and {} work on the same samples, and were given other batches:{} "
+                       "and{}. Give all ranks of one data_rank() the same",
+                       holder, rank, known, said[rank].substr(colon + 1));
+  }
+}
+
+}  // namespace
+
+nn::LossSum EngineCore::mean_of(const at::Tensor& loss, std::int64_t samples) {
+  return loss_sum(in_32_bits(loss), std::max<std::int64_t>(1, samples), LossReduction::mean);
+}
+
+// The loss of a pipeline's last stage.
+OutputLoss EngineCore::State::staged(const BatchLoss& loss) const {
+  if (!loss.of_output)
+    throw UsageError("parallel.pipeline is {}, and the model's forward() does not return a tensor, "
+                     "which the loss of a pipeline takes",
+                     config.parallel.pipeline);
+  return {.of =
+              [this, &loss](const at::Tensor& output, const MicroBatch& given) {
+                return loss.of_output(widened(output), given.target,
+                                      std::max<std::int64_t>(1, given.samples));
+              },
+          .counts_itself = loss.counts_itself};
+}
+
+// Runs the passes of a step, which `passes` knows of already.
+void EngineCore::State::run_pipeline(const std::vector<MicroBatch>& batches,
+                                     const BatchLoss& loss) {
+  std::int64_t samples = 0;
+  for (const MicroBatch& one : batches) samples += one.samples;
+  const OutputLoss of_outputs = staged(loss);
+  stepper->backward_passes(samples, [&](const auto& scale) -> Stepper::PassesLoss {
+    const PipelinedLoss made = stages->run(batches, of_outputs, scale);
+    return {.sum = made.sum, .count = made.count};
+  });
+  update();
+}
+
+double EngineCore::train_batch(const std::shared_ptr<const data::Dataset>& dataset,
+                               const BatchLoss& loss) {
+  State& state = *state_;
+  std::shared_ptr<Epoch> epoch = state.epoch;
+  // A loop that was left before it used its last batch has taken that one from the loader.
+  const bool goes_on = epoch != nullptr && epoch->dataset == dataset &&
+                       epoch->loader.batches_left() > 0 && state.passes.is_between_steps();
+  if (goes_on)
+    state.begin_call("train_batch() was called");
+  else
+    epoch = begin_epoch(dataset);
+  std::vector<MicroBatch> batches;
+  for (bool over = false; !over;) {
+    EngineBatch batch;
+    next(*epoch, batch);
+    over = state.passes.is_last();
+    if (state.stages == nullptr) {
+      at::Tensor output;
+      state.backward(loss.of_batch(batch, output));
+      state.step();
+      continue;
+    }
+    batches.push_back({.input = std::move(batch.data),
+                       .target = std::move(batch.target),
+                       .samples = state.passes.samples()});
+    state.passes.note_backward();
+    state.passes.end();
+  }
+  if (state.stages != nullptr) state.run_pipeline(batches, loss);
+  return last_step().loss;
+}
+
+double EngineCore::train_batch(const std::vector<EngineBatch>& batches, const BatchLoss& loss) {
+  State& state = *state_;
+  state.begin_call("train_batch() was called");
+  check_own_batches(state.dist, batches, state.batch.accumulation);
+  state.epoch.reset();  // its batches are not this step's
+  std::vector<MicroBatch> given;
+  for (const EngineBatch& batch : batches) {
+    if (state.stages == nullptr) {
+      at::Tensor output;
+      state.backward(loss.of_batch(batch, output));
+      state.step();
+    } else {
+      given.push_back({.input = batch.data, .target = batch.target, .samples = batch.data.size(0)});
+    }
+  }
+  if (state.stages != nullptr) state.run_pipeline(given, loss);
+  return last_step().loss;
+}
+
+double EngineCore::evaluate(const std::shared_ptr<const data::Dataset>& dataset,
+                            const BatchLoss& loss) {
+  State& state = *state_;
+  if (state.stages == nullptr)
+    return evaluate(dataset, [&](const EngineBatch& batch) {
+      at::Tensor output;
+      return loss.of_batch(batch, output);
+    });
+  state.begin_call("evaluate() was called");
+  check_samples(dataset, "evaluate");
+  check_told_the_same({fmt::format("the data set has {} samples", dataset->size())}, state.ranks());
+  const auto in_eval_mode = state.eval_mode();
+  const OutputLoss of_outputs = state.staged(loss);
+  Epoch all(dataset, state.dist, state.config, state.batch, Epoch::For::evaluation);
+  std::vector<double> sums(2);
+  while (all.loader.batches_left() > 0) {
+    std::vector<MicroBatch> batches;
+    while (static_cast<std::int64_t>(batches.size()) < state.batch.accumulation) {
+      auto given = all.loader.next();
+      if (!given) break;
+      const std::int64_t samples = given->size();
+      if (samples == 0) *given = stand_in(*dataset, state.dist.device());
+      batches.push_back({.input = given->input, .target = given->target, .samples = samples});
+    }
+    const PipelinedLoss made = state.stages->evaluate(batches, of_outputs);
+    sums[0] += made.sum;
+    sums[1] += static_cast<double>(made.count);
+  }
+  sums = state.dist.sum_over_data(std::move(sums));
+  return sums[0] / sums[1];
+}
+
+EngineEvaluation EngineCore::eval_batch(const EngineBatch& batch, const BatchLoss& loss,
+                                        Outputs outputs) {
+  State& state = *state_;
+  state.begin_call("eval_batch() was called");
+  check_own_batches(state.dist, {batch}, 1);
+  const c10::NoGradGuard no_grad;
+  const auto in_eval_mode = state.eval_mode();
+  EngineEvaluation made;
+  std::vector<double> sums(2);
+  if (state.stages == nullptr) {
+    const nn::LossSum one = loss.of_batch(batch, made.output);
+    sums = {one.sum.item<double>(), static_cast<double>(one.count)};
+  } else {
+    const PipelinedLoss one = state.stages->evaluate(
+        {{.input = batch.data, .target = batch.target, .samples = batch.data.size(0)}},
+        state.staged(loss), outputs == Outputs::none ? nullptr : &made.output);
+    sums = {one.sum, static_cast<double>(one.count)};
+    if (outputs == Outputs::on_all_ranks)
+      made.output = state.stages->from_last_stage(std::move(made.output));
+    if (made.output.defined()) made.output = state.widened(made.output);
+  }
+  if (outputs == Outputs::none) made.output = at::Tensor();
+  sums = state.dist.sum_over_data(std::move(sums));
+  made.loss = sums[0] / sums[1];
+  made.count = sums[1];
+  return made;
 }
 
 fs::path EngineCore::save_checkpoint(const fs::path& folder, const std::string& tag,
@@ -601,6 +844,7 @@ std::optional<LoadedCheckpoint> EngineCore::load_checkpoint(const fs::path& fold
   const auto begun = state.begun_batch_of(loaded);
   const Batch batch = resolve_batch(state.config, state.dist.data_size(), begun);
   Stepper::check(loaded, what);
+  if (state.stages != nullptr) state.stages->check_size(batch.accumulation);
   state.stepper->restore(found);
   state.stepper->load(loaded, what);
   state.batch = batch;
@@ -652,7 +896,7 @@ void EngineCore::load_model(const fs::path& file) {
 }
 
 at::Tensor EngineCore::widened(at::Tensor output) const {
-  return state_->config.precision.compute == Precision::fp32 ? output : in_32_bits(output);
+  return state_->widened(std::move(output));
 }
 
 }  // namespace lockstep::train

@@ -14,10 +14,16 @@
 //
 //   engine.load_checkpoint("checkpoints");
 //
+// A loop that also trains in a pipeline, whose ranks have some of the layers each, takes whole
+// steps:
+//
+//   while (engine.epoch() < 10) engine.train_batch(batches, loss_of);
+//
 // The config is that of `lockstep train` without what describes a model, its data and its loop
 // (docs/config.md). The names are DeepSpeed's where it has one.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -31,6 +37,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <torch/nn/modules/container/sequential.h>
 
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/torch_dataset.h>
@@ -38,6 +45,7 @@
 #include <lockstep/distributed/any_model.h>
 #include <lockstep/distributed/distributed.h>
 #include <lockstep/nn/layers/cross_entropy.h>
+#include <lockstep/parallel/pipeline/model_blocks.h>
 #include <lockstep/train/config/config.h>
 
 namespace lockstep {
@@ -85,6 +93,18 @@ struct EngineStep {
   bool was_skipped = false;  // the loss or a gradient was not finite, or nothing counted
 };
 
+// The ranks that get what a model makes of a batch: with a pipeline, those of its last stage, or
+// all that work on the batch. Without one, every rank has it.
+enum class Outputs : std::uint8_t { none, on_last_stage, on_all_ranks };
+
+// The result of eval_batch().
+struct EngineEvaluation {
+  double loss = 0;   // mean over `count`; NaN where nothing counts
+  double count = 0;  // of all ranks
+  // Of this rank's batch, in 32 bits; undefined on ranks that do not get it.
+  at::Tensor output;
+};
+
 struct LoadedCheckpoint {
   std::filesystem::path path;
   std::int64_t global_step = 0;
@@ -93,11 +113,26 @@ struct LoadedCheckpoint {
 
 namespace train {
 
+// The loss of a batch, in the two ways in which an engine computes it.
+struct BatchLoss {
+  // With the whole model: of a batch, and of what the model made of it.
+  std::function<nn::LossSum(const EngineBatch& batch, at::Tensor& output)> of_batch;
+  // In a pipeline: of what the last stage made of `samples` samples. Empty where the model gives
+  // its loss another type than that.
+  std::function<nn::LossSum(const at::Tensor& output, const at::Tensor& target,
+                            std::int64_t samples)>
+      of_output;
+  bool counts_itself = false;  // something else than samples
+};
+
 // An engine but for the type of its model. Engine says what its functions do.
 class EngineCore {
  public:
+  // `list_blocks` is called once the model is made, where it is cut into stages; empty where the
+  // model is of no type that lists its blocks.
   EngineCore(const EngineConfig& config,
              const std::function<std::shared_ptr<torch::nn::Module>()>& make,
+             const std::function<std::vector<pipeline::ModelBlock>()>& list_blocks,
              const InitializeOptions& options);
   ~EngineCore();
   EngineCore(const EngineCore&) = delete;
@@ -127,6 +162,11 @@ class EngineCore {
   bool next(Epoch& epoch, EngineBatch& batch);
   double evaluate(const std::shared_ptr<const data::Dataset>& dataset,
                   const std::function<nn::LossSum(const EngineBatch& batch)>& loss_of);
+  double evaluate(const std::shared_ptr<const data::Dataset>& dataset, const BatchLoss& loss);
+  double train_batch(const std::shared_ptr<const data::Dataset>& dataset, const BatchLoss& loss);
+  double train_batch(const std::vector<EngineBatch>& batches, const BatchLoss& loss);
+  EngineEvaluation eval_batch(const EngineBatch& batch, const BatchLoss& loss, Outputs outputs);
+  static nn::LossSum mean_of(const at::Tensor& loss, std::int64_t samples);
 
   std::filesystem::path save_checkpoint(const std::filesystem::path& folder, const std::string& tag,
                                         const std::map<std::string, std::string>& client_state);
@@ -186,6 +226,15 @@ class EngineLoader {
   std::shared_ptr<const data::Dataset> dataset_;
 };
 
+namespace internal {
+
+// A function that lists the blocks of what `Make` makes.
+template <typename ListBlocks, typename Make>
+concept ListsBlocksOf = std::is_invocable_r_v<std::vector<pipeline::ModelBlock>, ListBlocks&,
+                                              decltype(made_in_place(std::declval<Make>()))&>;
+
+}  // namespace internal
+
 // A model that is spread over the ranks of a job, with its optimizer, schedule, loss scale and
 // place in the data. initialize() makes one. Every rank calls the same functions at the same
 // points.
@@ -197,14 +246,16 @@ class EngineLoader {
 template <typename Model>
 class Engine {
  public:
-  // The model in its own type; what a function returned by value is a shared_ptr here.
+  // The model in its own type; what a function returned by value is a shared_ptr here. With a
+  // pipeline it has the modules of this rank's stages, under their names, and no others: its own
+  // forward() throws.
   Model& model() { return model_; }
   const Model& model() const { return model_; }
   // The job, for everything else: ranks, whole weights, sums over ranks.
   DistributedManager& dist() { return core_->dist(); }
 
   // The model's forward(), computed in 16 bits where the config says so. A tensor that it returns
-  // has 32 bits, as losses want.
+  // has 32 bits, as losses want. UsageError with a pipeline, which train_batch() runs.
   template <typename... Args>
   auto forward(Args&&... args) {
     const auto cast = core_->autocast();
@@ -239,6 +290,25 @@ class Engine {
   // Ends a pass. At a step's last pass it clips and updates, moves the schedule and the loss scale
   // on, and clears the gradients; before that it does nothing.
   void step() { core_->step(); }
+  // A whole step: takes its batches from the loader, in the next epoch where one is over, and runs
+  // forward, backward and the update, in the order that the pipeline's schedule has where there is
+  // one. Returns the step's mean loss, over the samples of all ranks, on every rank; so it waits
+  // for a GPU.
+  //
+  // loss_of(output, target) is given what the model's forward() makes of a batch's data, and its
+  // target. It returns the mean over the samples, or an nn::LossSum. In a pipeline the rank of the
+  // last stage calls it.
+  template <typename LossOf>
+  double train_batch(const EngineLoader& loader, LossOf&& loss_of) {
+    return core_->train_batch(loader.dataset_, batch_loss(loss_of));
+  }
+  // The same with batches of the program's own: gradient_accumulation_steps() of them, each with
+  // samples. All ranks of a pipeline give the same.
+  template <typename LossOf>
+  double train_batch(const std::vector<EngineBatch>& batches, LossOf&& loss_of) {
+    return core_->train_batch(batches, batch_loss(loss_of));
+  }
+
   // Whether this pass is its step's last.
   bool is_gradient_accumulation_boundary() const { return core_->at_boundary(); }
 
@@ -258,20 +328,32 @@ class Engine {
 
   // The mean loss over a data set, of all ranks, in eval mode and without a graph; NaN where
   // nothing counts. `loss_of` takes an EngineBatch and returns the mean over its samples, or an
-  // nn::LossSum.
+  // nn::LossSum; or it takes output and target, as that of train_batch(), which pipelines need.
   template <typename Data, typename LossOf>
   double evaluate(Data data, LossOf&& loss_of) {
-    return core_->evaluate(data::as_dataset(std::move(data)),
-                           [&](const EngineBatch& batch) -> nn::LossSum {
-                             using Given = std::invoke_result_t<LossOf&, const EngineBatch&>;
-                             if constexpr (std::is_convertible_v<Given, nn::LossSum>) {
-                               return loss_of(batch);
-                             } else {
-                               const std::int64_t size = batch.data.size(0);
-                               const at::Tensor mean = loss_of(batch);
-                               return {.sum = mean.to(at::kDouble) * size, .count = size};
-                             }
-                           });
+    if constexpr (!std::is_invocable_v<LossOf&, const EngineBatch&>) {
+      return core_->evaluate(data::as_dataset(std::move(data)), batch_loss(loss_of));
+    } else {
+      return core_->evaluate(data::as_dataset(std::move(data)),
+                             [&](const EngineBatch& batch) -> nn::LossSum {
+                               using Given = std::invoke_result_t<LossOf&, const EngineBatch&>;
+                               if constexpr (std::is_convertible_v<Given, nn::LossSum>) {
+                                 return loss_of(batch);
+                               } else {
+                                 const std::int64_t size = batch.data.size(0);
+                                 const at::Tensor mean = loss_of(batch);
+                                 return {.sum = mean.to(at::kDouble) * size, .count = size};
+                               }
+                             });
+    }
+  }
+
+  // The loss of one batch of each rank, in eval mode and without a graph, and the model's output.
+  // `loss_of` is that of train_batch(). All ranks of a pipeline give the same batch.
+  template <typename LossOf>
+  EngineEvaluation eval_batch(const EngineBatch& batch, LossOf&& loss_of,
+                              Outputs outputs = Outputs::on_last_stage) {
+    return core_->eval_batch(batch, batch_loss(loss_of), outputs);
   }
 
   // Writes model, optimizer, schedule, random numbers and the place in the data, between two steps,
@@ -297,8 +379,33 @@ class Engine {
   void load_model(const std::filesystem::path& file) { core_->load_model(file); }
 
  private:
-  template <internal::ModelFactory Make>
-  friend auto initialize(const EngineConfig& config, Make&& make, const InitializeOptions& options);
+  template <internal::ModelFactory Make, typename ListBlocks>
+  requires internal::ListsBlocksOf<ListBlocks, Make>
+  friend auto initialize(const EngineConfig& config, Make&& make, ListBlocks&& list_blocks,
+                         const InitializeOptions& options);
+
+  template <typename LossOf>
+  train::BatchLoss batch_loss(LossOf& loss_of) {
+    using Output = std::decay_t<decltype(model_->forward(std::declval<const at::Tensor&>()))>;
+    using Given = std::invoke_result_t<LossOf&, const Output&, const at::Tensor&>;
+    constexpr bool counts_itself = std::is_convertible_v<Given, nn::LossSum>;
+    const auto of = [&loss_of](const Output& output, const at::Tensor& target,
+                               std::int64_t samples) -> nn::LossSum {
+      if constexpr (counts_itself)
+        return loss_of(output, target);
+      else
+        return train::EngineCore::mean_of(loss_of(output, target), samples);
+    };
+    train::BatchLoss loss;
+    loss.counts_itself = counts_itself;
+    loss.of_batch = [this, of](const EngineBatch& batch, at::Tensor& made) {
+      const Output output = forward(batch.data);
+      if constexpr (std::is_same_v<Output, at::Tensor>) made = output;
+      return of(output, batch.target, batch.data.size(0));
+    };
+    if constexpr (std::is_same_v<Output, at::Tensor>) loss.of_output = of;
+    return loss;
+  }
 
   Engine(std::shared_ptr<train::EngineCore> core, Model model)
       : core_(std::move(core)), model_(std::move(model)) {}
@@ -307,11 +414,38 @@ class Engine {
   Model model_;
 };
 
+namespace internal {
+
+// The blocks of a model that says which they are: a Sequential's children, or what its member
+// pipeline_blocks() returns. None of any other.
+template <typename Model>
+std::vector<pipeline::ModelBlock> blocks_of_model(Model& model) {
+  if constexpr (requires {
+                  {
+                    model->pipeline_blocks()
+                    } -> std::convertible_to<std::vector<pipeline::ModelBlock>>;
+                }) {
+    return model->pipeline_blocks();
+  } else {
+    const auto children = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(module_of(model));
+    if (children == nullptr) return {};
+    return pipeline::blocks_of(torch::nn::Sequential(children));
+  }
+}
+
+}  // namespace internal
+
 // Joins the job that this process was launched into, makes the model with `make`, a function, and
 // spreads it over the ranks as the config says. Where parameters are cut, no rank ever holds more
 // than a part of them. Random numbers are seeded before `make` is called.
-template <internal::ModelFactory Make>
-auto initialize(const EngineConfig& config, Make&& make, const InitializeOptions& options = {}) {
+//
+// With parallel.pipeline, `list_blocks` is given the model and returns the blocks that its stages
+// are made of, in the order of its forward(). It is not needed for a torch::nn::Sequential, and for
+// a model with a member pipeline_blocks() that returns them.
+template <internal::ModelFactory Make, typename ListBlocks>
+requires internal::ListsBlocksOf<ListBlocks, Make>
+auto initialize(const EngineConfig& config, Make&& make, ListBlocks&& list_blocks,
+                const InitializeOptions& options = {}) {
   using Model = decltype(internal::made_in_place(std::forward<Make>(make)));
   std::optional<Model> model;
   auto core = std::make_shared<train::EngineCore>(
@@ -320,8 +454,14 @@ auto initialize(const EngineConfig& config, Make&& make, const InitializeOptions
         model.emplace(internal::made_in_place(std::forward<Make>(make)));
         return internal::module_of(*model);
       },
-      options);
+      [&]() -> std::vector<pipeline::ModelBlock> { return list_blocks(*model); }, options);
   return Engine<Model>(std::move(core), *std::move(model));
+}
+template <internal::ModelFactory Make>
+auto initialize(const EngineConfig& config, Make&& make, const InitializeOptions& options = {}) {
+  return initialize(
+      config, std::forward<Make>(make),
+      [](auto& model) { return internal::blocks_of_model(model); }, options);
 }
 
 }  // namespace lockstep
@@ -331,6 +471,7 @@ namespace lockstep::names {
 using lockstep::Engine;
 using lockstep::EngineBatch;
 using lockstep::EngineConfig;
+using lockstep::EngineEvaluation;
 using lockstep::initialize;
 using lockstep::InitializeOptions;
 

@@ -6,11 +6,22 @@
 
 #include <nlohmann/json.hpp>
 
+#include <lockstep/base/error.h>
 #include <lockstep/train/preflight/run_layout.h>
 
 namespace lockstep::train {
 
 namespace {
+
+tensor::Cut cut_of(LayerCut cut) {
+  switch (cut) {
+    case LayerCut::column: return tensor::Cut::column;
+    case LayerCut::row: return tensor::Cut::row;
+    case LayerCut::heads: return tensor::Cut::heads;
+    case LayerCut::qkv: return tensor::Cut::qkv;
+  }
+  LOCKSTEP_CHECK(false, "a cut without a name");
+}
 
 // Keys that may differ between hosts: where files are, and how a rank loads and prints.
 bool is_for_a_host(const std::string& key) {
@@ -47,6 +58,15 @@ DistributedConfig distributed_config(const TrainConfig& config) {
   if (cuts_gradients(config.sharding.strategy)) {
     result.fsdp.mixed_precision = {.param_dtype = scalar_type_of(config.precision.compute),
                                    .reduce_dtype = scalar_type_of(config.precision.gradients)};
+    if (config.precision.narrow_masters) {
+      shard::MixedPrecision& mixed = result.fsdp.mixed_precision;
+      mixed.master_dtype = mixed.param_dtype;
+      mixed.master_rounding = {.rounding = config.precision.stochastic_rounding
+                                               ? optim::Rounding::stochastic
+                                               : optim::Rounding::nearest,
+                               .in_state = config.precision.narrow_states,
+                               .seed = static_cast<std::uint64_t>(config.seed)};
+    }
     result.fsdp.cpu_offload = {
         .offload_optimizer = config.sharding.offload_optimizer == OffloadDevice::cpu,
         .offload_params = config.sharding.offload_param == OffloadDevice::cpu};
@@ -59,8 +79,7 @@ DistributedConfig distributed_config(const TrainConfig& config) {
   result.between_layers = config.parallel.sequence_parallel ? nn::BetweenLayers::by_positions
                                                             : nn::BetweenLayers::whole;
   for (const auto& [layers, cut] : config.tensor_plan)
-    result.tensor_plan.push_back(
-        {layers, cut == LayerCut::column ? tensor::Cut::column : tensor::Cut::row});
+    result.tensor_plan.push_back({layers, cut_of(cut)});
   if (config.device == DeviceChoice::cpu) result.device_type = c10::DeviceType::CPU;
   if (config.device == DeviceChoice::cuda) result.device_type = c10::DeviceType::CUDA;
   constexpr double kMiB = 1 << 20;
@@ -68,6 +87,7 @@ DistributedConfig distributed_config(const TrainConfig& config) {
                         .bytes = static_cast<std::size_t>(config.ddp.bucket_mb * kMiB)};
   result.backend = config.backend;
   result.timeout = std::chrono::seconds(config.timeout_seconds);
+  result.exchange_gradients = config.exchange_gradients;
   result.consistency_check_interval = config.consistency_check_interval;
   result.ddp.find_unused_parameters = config.ddp.find_unused_parameters;
   return result;

@@ -144,19 +144,21 @@ void Stepper::backward(nn::LossSum loss, std::int64_t num_passes, Exchange excha
   if (loss_scaling_ && loss.sum.defined()) loss.sum = loss_scaling_->scale_gradients_of(loss.sum);
   if (!counts) loss = {.sum = loss.sum * 0, .count = 0};
   if (exchange == Exchange::now) return dist_.backward(model_, loss.sum, loss.count);
-  const auto local = dist_.no_sync(model_);
+  const auto more = dist_.accumulate(model_);
   dist_.backward(model_, loss.sum, loss.count);
 }
 
-void Stepper::backward_passes(std::int64_t count,
-                              const std::function<double(const GradientScale&)>& run) {
+void Stepper::backward_passes(std::int64_t expected,
+                              const std::function<PassesLoss(const GradientScale&)>& run) {
   GradientScale scale;
   if (loss_scaling_) {
-    loss_scaling_->begin_step(dist_, static_cast<double>(count));
+    loss_scaling_->begin_step(dist_, static_cast<double>(expected));
     scale = [this](const at::Tensor& sum) { return loss_scaling_->scale_gradients_of(sum); };
   }
-  dist_.backward_passes(
-      model_, [&] { return at::scalar_tensor(run(scale), at::kDouble); }, count);
+  dist_.backward_passes(model_, [&]() -> data_parallel::CountedSum {
+    const PassesLoss loss = run(scale);
+    return {.loss_sum = at::scalar_tensor(loss.sum, at::kDouble), .count = loss.count};
+  });
 }
 
 // Loss and norm are the same on every rank, so all of them do the same.

@@ -358,8 +358,7 @@ void Trainer::or_give_up(const Work& work) {
   }
 }
 
-// Runs forward and backward of the step's accumulated batches; the last of them exchanges
-// gradients.
+// Runs forward and backward of the step's accumulated batches.
 void Trainer::run_passes(std::optional<StepTimes>& times) {
   const std::int64_t global_batch = loader_.sampler().global_batch_size(batch_.micro);
   const std::int64_t num_passes = std::min(batch_.accumulation, loader_.batches_left());
@@ -405,8 +404,9 @@ void Trainer::run_pipeline(PipelinePasses& pipeline, std::int64_t num_passes) {
     for (std::int64_t& row : batch.rows) row += pass * global_batch;
     count += pipeline.count(batch);
   }
-  stepper_->backward_passes(count,
-                            [&](const auto& scale) { return pipeline.run(step_, batches, scale); });
+  stepper_->backward_passes(count, [&](const auto& scale) -> Stepper::PassesLoss {
+    return {.sum = pipeline.run(step_, batches, scale), .count = count};
+  });
 }
 
 // If parameters are cut, a rank without samples has to compute, too, because the others gather its

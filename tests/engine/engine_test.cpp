@@ -83,6 +83,54 @@ TEST(Engine, StepsOnlyAtTheAccumulationBoundary) {
   EXPECT_EQ(engine.last_step().count, 4);
 }
 
+TEST(Engine, TakesWholeStepsAsALoopDoes) {
+  auto engine = engine_with(), loop = engine_with();
+  const auto batches = engine.loader(kPoints);
+  // The last step of an epoch has one pass in place of two.
+  while (engine.global_steps() < 5) {
+    const double loss = engine.train_batch(batches, plain::mean_loss);
+    train_until(loop, engine.global_steps());
+    EXPECT_EQ(loss, loop.last_step().loss);
+  }
+  EXPECT_TRUE(at::equal(weights(engine), weights(loop)));
+  EXPECT_EQ(engine.epoch(), 1);
+  EXPECT_EQ(engine.global_samples(), 36);
+}
+
+TEST(Engine, TakesAWholeStepAfterALoopThatWasLeft) {
+  auto engine = engine_with(), loop = engine_with();
+  for (const auto& batch : engine.loader(kPoints)) {
+    if (engine.global_steps() == 1) break;
+    engine.backward(loss_of(engine, batch));
+    engine.step();
+  }
+  engine.train_batch(engine.loader(kPoints), plain::mean_loss);
+  train_until(loop, 2);
+  EXPECT_TRUE(at::equal(weights(engine), weights(loop)));
+}
+
+TEST(Engine, TakesWholeStepsOfTheProgramsOwnBatches) {
+  auto engine = engine_with();
+  const data::Batch batch = kPoints->batch(std::vector<std::int64_t>{0, 1, 2});
+  std::vector<EngineBatch> batches = {{batch.input, batch.target}};
+  EXPECT_THAT(usage_error([&] { engine.train_batch(batches, plain::mean_loss); }),
+              HasSubstr("1 batch was given, and a step has 2 passes"));
+  batches.push_back({batch.input.narrow(0, 0, 0), batch.target});
+  EXPECT_THAT(usage_error([&] { engine.train_batch(batches, plain::mean_loss); }),
+              HasSubstr("a batch without samples"));
+  batches[1] = {batch.input.narrow(0, 0, 1), batch.target.narrow(0, 0, 1)};
+  const double loss = engine.train_batch(batches, [](const auto& output, const auto& target) {
+    return nn::LossSum{plain::mean_loss(output, target) * target.size(0) * 2, target.size(0) * 2};
+  });
+  EXPECT_EQ(engine.last_step().count, 8);
+  EXPECT_EQ(engine.last_step().loss, loss);
+  const auto evaluated = engine.eval_batch(batches[1], plain::mean_loss);
+  EXPECT_EQ(evaluated.count, 1);
+  EXPECT_TRUE(at::equal(evaluated.output, engine.forward(batches[1].data)));
+  EXPECT_NEAR(evaluated.loss,
+              plain::mean_loss(evaluated.output, batches[1].target).template item<double>(), 1e-6);
+}
+
 TEST(Engine, TakesTokensOfAnyNumber) {
   auto engine = engine_with({{"train_micro_batch_size_per_gpu", 8}});
   // Two passes without a loader would be two steps; their sums and counts make the mean.
@@ -411,11 +459,14 @@ TEST(EngineConfig, RefusesWhatIsTheProgramsAndNamesTheWay) {
               AllOf(HasSubstr("data.train is of data in files of tokens"), HasSubstr("remove it")));
   EXPECT_THAT(mistake({{"tensor_plan", {{"fc", "column"}}}}),
               HasSubstr("parallel.tensor is 1, which cuts no layer"));
-  EXPECT_THAT(mistake({{"parallel", {{"tensor", 2}}}, {"tensor_plan", {{"fc", "columns"}}}}),
-              HasSubstr("tensor_plan has \"columns\" for \"fc\": it must be 'column' or 'row'"));
+  EXPECT_THAT(
+      mistake({{"parallel", {{"tensor", 2}}}, {"tensor_plan", {{"fc", "columns"}}}}),
+      HasSubstr(
+          "tensor_plan has \"columns\" for \"fc\": it must be 'column', 'row', 'heads' or 'qkv'"));
   EXPECT_THAT(mistake({{"parallel", {{"tensor", 2}}}, {"tensor_plan", "column"}}),
               HasSubstr("it must be a section"));
-  EXPECT_THAT(mistake({{"parallel", {{"pipeline", 2}}}}), HasSubstr("lockstep::Pipe"));
+  EXPECT_THAT(mistake({{"parallel", {{"pipeline", 2}, {"balance", "time"}}}}),
+              HasSubstr("take \"layers\" or \"parameters\""));
   EXPECT_THAT(mistake({{"parallel", {{"context", 2}}}}), HasSubstr("docs/context.md"));
   EXPECT_THAT(mistake({{"activation_checkpointing", {{"ratio", 0.5}}}}),
               HasSubstr("wrap_activation_checkpointing"));
@@ -439,6 +490,10 @@ TEST(EngineConfig, ComesBackFromACheckpointsText) {
 
 TEST(EngineParity, OnTwoAndFourRanks) {
   for (const int num_ranks : {2, 4}) ranks::expect_cells_pass(num_ranks, {"--parity"});
+}
+
+TEST(EngineParity, InPipelinesOfTwoAndFour) {
+  for (const int num_ranks : {2, 4}) ranks::expect_cells_pass(num_ranks, {"--pipelines"});
 }
 
 TEST(EngineMistakes, AreErrorsOnAllRanks) { ranks::expect_cells_pass(2, {"--mistakes"}); }

@@ -1,6 +1,6 @@
-// The test program. With --parity it is one rank of a job that runs the table of parity.cpp, with
-// --mistakes that of its mistakes; with
-// --save and --finish, and a folder, of one that saves a run or goes on with it.
+// The test program. With --parity or --pipelines it is one rank of a job that runs a table of
+// parity.cpp, with --mistakes that of its mistakes; with --save and --finish, and a folder, of one
+// that saves a run or goes on with it.
 #include <cstring>
 
 #include <gtest/gtest.h>
@@ -11,6 +11,8 @@ int main(int argc, char** argv) {
   using lockstep::ranks::Cells;
   if (argc == 2 && std::strcmp(argv[1], "--parity") == 0)
     return lockstep::ranks::run_cells(lockstep::check_engine_parity);
+  if (argc == 2 && std::strcmp(argv[1], "--pipelines") == 0)
+    return lockstep::ranks::run_cells(lockstep::check_engine_pipelines);
   if (argc == 2 && std::strcmp(argv[1], "--mistakes") == 0)
     return lockstep::ranks::run_cells(lockstep::check_engine_mistakes);
   if (argc == 3 && std::strcmp(argv[1], "--save") == 0)

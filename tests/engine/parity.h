@@ -10,6 +10,9 @@ namespace lockstep {
 // Every model under every strategy.
 void check_engine_parity(ranks::Cells& cells);
 
+// Every model that lists its blocks, in pipelines.
+void check_engine_pipelines(ranks::Cells& cells);
+
 // Passes without samples, and what is wrong on one rank or on all of two.
 void check_engine_mistakes(ranks::Cells& cells);
 

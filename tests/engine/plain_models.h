@@ -24,12 +24,15 @@
 #include <torch/nn/modules/transformerlayer.h>
 
 #include <lockstep/data/dataset.h>
+#include <lockstep/parallel/pipeline/model_blocks.h>
 
 namespace lockstep::plain {
 
 // The base class is the test's, so that one loop trains them all.
 struct Net : torch::nn::Module {
   virtual at::Tensor forward(const at::Tensor& input) = 0;
+  // For pipelines; empty where the model cannot be cut into stages.
+  virtual std::vector<pipeline::ModelBlock> pipeline_blocks() { return {}; }
 };
 
 struct Mlp : Net {
@@ -40,6 +43,12 @@ struct Mlp : Net {
   }
   at::Tensor forward(const at::Tensor& x) override {  // [samples, 6] → [samples, 3]
     return third(at::tanh(second(at::tanh(first(x)))));
+  }
+  std::vector<pipeline::ModelBlock> pipeline_blocks() override {
+    using pipeline::block_of;
+    return {block_of({first.ptr()}, [this](const at::Tensor& x) { return at::tanh(first(x)); }),
+            block_of({second.ptr()}, [this](const at::Tensor& x) { return at::tanh(second(x)); }),
+            block_of(third)};
   }
   torch::nn::Linear first{6, 16}, second{16, 9}, third{9, 3};
 };
@@ -88,8 +97,16 @@ struct Encoder : Net {
     register_module("head", head);
   }
   at::Tensor forward(const at::Tensor& x) override {  // [samples, 6] → [samples, 3]
-    const at::Tensor steps = into(x.view({-1, 3, 2})).transpose(0, 1);
-    return head(encoder(steps).mean(0));
+    return classes(encoder(steps(x)));
+  }
+  at::Tensor steps(const at::Tensor& x) { return into(x.view({-1, 3, 2})).transpose(0, 1); }
+  at::Tensor classes(const at::Tensor& x) { return head(x.mean(0)); }
+  std::vector<pipeline::ModelBlock> pipeline_blocks() override {
+    using pipeline::block_of;
+    return pipeline::in_a_row(
+        block_of({into.ptr()}, [this](const at::Tensor& x) { return steps(x); }),
+        pipeline::blocks_of<torch::nn::TransformerEncoderLayer>(*encoder->layers),
+        block_of({head.ptr()}, [this](const at::Tensor& x) { return classes(x); }));
   }
   torch::nn::Linear into{2, 8};
   torch::nn::TransformerEncoder encoder{torch::nn::TransformerEncoderOptions(
@@ -132,16 +149,37 @@ struct Gpt : Net {
     register_module("norm", norm);
   }
   at::Tensor forward(const at::Tensor& x) override {  // [samples, 6] → [samples, 11]
+    at::Tensor hidden = embedded(x);
+    for (const auto& block : *blocks) hidden = block->as<Block>()->forward(hidden);
+    return scores(hidden);
+  }
+  at::Tensor embedded(const at::Tensor& x) {
     // The inputs of the other models, as tokens.
     const at::Tensor ids = (x * 4).abs().clamp(0, 10).to(at::kLong);
-    at::Tensor hidden = tokens(ids) + positions;
-    for (const auto& block : *blocks) hidden = block->as<Block>()->forward(hidden);
-    return at::matmul(norm(hidden).mean(1), tokens->weight.t());
+    return tokens(ids) + positions;
+  }
+  at::Tensor scores(const at::Tensor& x) { return at::matmul(norm(x).mean(1), tokens->weight.t()); }
+  // The positions are no block's.
+  std::vector<pipeline::ModelBlock> pipeline_blocks() override {
+    using pipeline::block_of;
+    return pipeline::in_a_row(
+        block_of({tokens.ptr()}, [this](const at::Tensor& x) { return embedded(x); }),
+        pipeline::blocks_of<Block>(*blocks),
+        block_of({norm.ptr(), tokens.ptr()}, [this](const at::Tensor& x) { return scores(x); }));
   }
   torch::nn::Embedding tokens{11, 8};
   at::Tensor positions;
   torch::nn::ModuleList blocks;
   torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({8})};
+};
+
+// Trains from its second block on.
+struct PartlyFrozenGpt : Gpt {
+  PartlyFrozenGpt() {
+    tokens->weight.requires_grad_(false);
+    positions.requires_grad_(false);
+    for (const at::Tensor& parameter : blocks[0]->parameters()) parameter.requires_grad_(false);
+  }
 };
 
 // Points and classes that follow from their numbers.

@@ -122,13 +122,14 @@ SpreadModel::SpreadModel(const ModelConfig& config, const Numbers& numbers,
 double SpreadModel::pass(std::int64_t step) {
   step_ = step;
   if (pipeline_) {
-    parallel_->backward_passes(
-        [&] { return at::scalar_tensor(pipeline_->run_step(), at::kDouble); }, count_of_targets());
+    parallel_->backward_passes([&]() -> data_parallel::CountedSum {
+      return {at::scalar_tensor(pipeline_->run_step(), at::kDouble), count_of_targets()};
+    });
     return parallel_->totals().mean_loss();
   }
   for (int pass = 0; pass < num_passes_; ++pass) {
-    std::optional<data_parallel::NoSync> no_sync;
-    if (pass + 1 < num_passes_) no_sync.emplace(parallel_->no_sync());
+    std::optional<data_parallel::Accumulation> more;
+    if (pass + 1 < num_passes_) more.emplace(parallel_->accumulate());
     const Samples samples = samples_of(pass);
     const auto [tokens, targets] = take(*model_, step_, num_samples_, samples.first, samples.count);
     auto cast = cast_to(autocast_, *model_);

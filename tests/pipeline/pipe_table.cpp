@@ -315,16 +315,26 @@ void check_batches_of_other_sizes(ranks::Cells& cells) {
         const at::Tensor input = pipe_input().narrow(0, 0, size);
         const at::Tensor target = pipe_target().narrow(0, 0, size);
         double wanted = 0;
+        at::Tensor wanted_output, evaluated, trained;
         {
           const torch::NoGradGuard no_grad;
-          wanted = summed_loss(whole->forward(input), target).item<double>();
+          wanted_output = whole->forward(input);
+          wanted = summed_loss(wanted_output, target).item<double>();
         }
-        cells.expect(std::abs(pipe.evaluate(input, target, summed_loss) / wanted - 1) < 1e-5,
-                     fmt::format("evaluation of {}", size));
-        summed_loss(whole->forward(input), target).backward();
         cells.expect(
-            std::abs(pipe.forward_backward(input, target, summed_loss) / wanted - 1) < 1e-5,
-            fmt::format("loss of {}", size));
+            std::abs(pipe.evaluate(input, target, summed_loss, &evaluated) / wanted - 1) < 1e-5,
+            fmt::format("evaluation of {}", size));
+        summed_loss(whole->forward(input), target).backward();
+        cells.expect(std::abs(pipe.forward_backward(input, target, summed_loss, &trained) / wanted -
+                              1) < 1e-5,
+                     fmt::format("loss of {}", size));
+        const bool has_last = pipe.stages().contains(pipe.pipeline().schedule().num_stages() - 1);
+        for (const at::Tensor& output : {evaluated, trained, pipe.forward(input)}) {
+          cells.expect(output.defined() == has_last && !output.requires_grad(),
+                       fmt::format("who has the output of {}", size));
+          if (has_last)
+            cells.expect_close(output, wanted_output, fmt::format("output of {}", size));
+        }
         for (const auto& [index, part] : pipe.stages())
           for (const auto& item : part->named_parameters())
             cells.expect_close(item.value().grad(), whole->named_parameters()[item.key()].grad(),

@@ -29,6 +29,12 @@ class [[nodiscard]] CountedPassGuard {
   std::atomic<const void*>& pass_;
 };
 
+// The sum of losses over `count` samples, or over whatever else the loss counts.
+struct CountedSum {
+  at::Tensor loss_sum;
+  std::int64_t count = 0;
+};
+
 // UsageError where a loss is no sum over so many samples: not one number, or none of some samples.
 void check_counted_loss(const at::Tensor& loss_sum, std::int64_t count);
 

@@ -120,29 +120,6 @@ std::vector<std::string> lines_of(const torch::nn::Module& model,
   return lines;
 }
 
-// Every rank calls it. UsageError, the same on all of them, where any rank was given blocks that
-// cannot be cut (`fault` says why, if the caller knows), or where their blocks, the tensors in
-// these, shared tensors, or cuts differ.
-void agree_on_blocks(const torch::nn::Module& model, const std::vector<ModelBlock>& blocks,
-                     const std::vector<int>& rank_of_stage, comm::Communicator& group,
-                     const BlockCut& cut, std::string fault) {
-  try {
-    intercept::refuse_wrapped(model, "split_model() or Pipe");
-    check_blocks(model, blocks, static_cast<int>(rank_of_stage.size()), cut);
-  } catch (const UsageError& error) {
-    fault = error.what();
-  }
-  data_parallel::refuse_together(fault, group);
-  std::vector<std::string> lines = {
-      fmt::format("stages on ranks [{}]", fmt::join(rank_of_stage, ", ")),
-      cut.cuts.empty()
-          ? fmt::format("balanced by {}",
-                        cut.balance == Balance::time ? "time" : "numbers of parameters")
-          : fmt::format("cut at [{}]", fmt::join(cut.cuts, ", "))};
-  for (std::string& line : lines_of(model, blocks)) lines.push_back(std::move(line));
-  check_same_lines(lines, group);
-}
-
 // Parameters and buffers that stages of several ranks share are broadcast from the first rank that
 // has them. Every rank calls it, while it still has all of them.
 void share_from_first_holder(const StageTensors& stages, const std::vector<int>& rank_of_stage,
@@ -356,9 +333,28 @@ void check_same_lines(const std::vector<std::string>& lines, comm::Communicator&
                      found->rank, group.name(), found->on_rank, found->on_first);
 }
 
+void check_same_blocks(const CutRequest& request, comm::Communicator& group) {
+  const auto& [model, blocks, sample, rank_of_stage, cut, known_fault] = request;
+  std::string fault = known_fault;
+  if (fault.empty()) try {
+      intercept::refuse_wrapped(model, "split_model() or Pipe");
+      check_blocks(model, blocks, static_cast<int>(rank_of_stage.size()), cut);
+    } catch (const UsageError& error) {
+      fault = error.what();
+    }
+  data_parallel::refuse_together(fault, group);
+  std::vector<std::string> lines = {
+      fmt::format("stages on ranks [{}]", fmt::join(rank_of_stage, ", ")),
+      cut.cuts.empty()
+          ? fmt::format("balanced by {}",
+                        cut.balance == Balance::time ? "time" : "numbers of parameters")
+          : fmt::format("cut at [{}]", fmt::join(cut.cuts, ", "))};
+  for (std::string& line : lines_of(model, blocks)) lines.push_back(std::move(line));
+  check_same_lines(lines, group);
+}
+
 CutBlocks cut_blocks(const CutRequest& request, comm::Communicator& group) {
-  agree_on_blocks(request.model, request.blocks, request.rank_of_stage, group, request.cut,
-                  request.fault);
+  check_same_blocks(request, group);
   CutBlocks made;
   made.cuts = cuts_of(request, group);
   made.tensors = tensors_of_stages(request, made.cuts);

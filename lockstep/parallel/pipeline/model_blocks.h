@@ -5,6 +5,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -41,6 +43,15 @@ ModelBlock block_of(const torch::nn::ModuleHolder<Module>& module) {
   return block_of(module.ptr());
 }
 
+// The block of a function of one tensor, and the modules that it computes with.
+template <typename Function>
+requires std::is_invocable_r_v<at::Tensor, Function&, const at::Tensor&> ModelBlock
+block_of(std::vector<std::shared_ptr<torch::nn::Module>> modules, Function forward) {
+  return {std::move(modules), [forward](const std::vector<at::Tensor>& inputs) mutable {
+            return std::vector<at::Tensor>{forward(inputs.at(0))};
+          }};
+}
+
 // The blocks of many modules: of a std::vector, or of a ModuleList whose elements are all a Block.
 // UsageError where one is not.
 template <typename Block>
@@ -62,6 +73,22 @@ std::vector<ModelBlock> blocks_of(const torch::nn::ModuleListImpl& list) {
   return blocks;
 }
 std::vector<ModelBlock> blocks_of(const torch::nn::Sequential& model);
+
+// Blocks and lists of blocks, one after the other:
+//
+//   in_a_row(block_of(…), blocks_of<Layer>(*net->layers), block_of(…))
+template <typename... Blocks>
+std::vector<ModelBlock> in_a_row(Blocks... blocks) {
+  std::vector<ModelBlock> row;
+  const auto add = [&row](auto& next) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(next)>, ModelBlock>)
+      row.push_back(std::move(next));
+    else
+      row.insert(row.end(), next.begin(), next.end());
+  };
+  (add(blocks), ...);
+  return row;
+}
 
 // The module's parameters and buffers.
 std::vector<at::Tensor> tensors_of(const torch::nn::Module& module);
@@ -102,6 +129,12 @@ struct CutRequest {
   BlockCut cut;
   std::string fault = {};  // a mistake that the caller has found already
 };
+
+// Every rank of a group calls it. UsageError, the same on all of them, where any rank was given
+// blocks that cannot be cut, or where their blocks, the tensors in these, shared tensors, or cuts
+// differ. cut_blocks() asks the ranks of a pipeline; a job of several pipelines asks all of its
+// ranks before.
+void check_same_blocks(const CutRequest& request, comm::Communicator& group);
 
 // Every rank of the group calls it with the same request. Tensors that stages of several ranks
 // share get the values that they have on the first of these ranks; tensors that only other ranks

@@ -1,6 +1,7 @@
 #include <lockstep/parallel/pipeline/pipe.h>
 
 #include <set>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <spdlog/fmt/ranges.h>
@@ -64,7 +65,7 @@ std::map<int, Stage> Pipe::make_stages() {
   std::map<int, Stage> stages;
   for (const auto& [index, part] : parts_.mine)
     stages[index] = {[this, stage = index](int micro_batch, const std::vector<at::Tensor>& inputs) {
-                       return forward(stage, micro_batch, inputs);
+                       return run_stage(stage, micro_batch, inputs);
                      },
                      part->parameters()};
   return stages;
@@ -84,19 +85,20 @@ at::Tensor Pipe::micro_batch_of(const at::Tensor& batch, int micro_batch) const 
       options_.device);
 }
 
-std::string Pipe::fault_of(const at::Tensor& input, const at::Tensor& target) const {
+std::string Pipe::fault_of(const Batch& batch) const {
   std::string fault;
-  if (parts_.mine.contains(0)) fault = fault_of_part(input, options_.chunks, "input", "first");
-  if (fault.empty() && parts_.mine.contains(schedule_.num_stages() - 1))
-    fault = fault_of_part(target, options_.chunks, "target", "last");
+  if (parts_.mine.contains(0))
+    fault = fault_of_part(batch.input, options_.chunks, "input", "first");
+  if (fault.empty() && batch.loss && parts_.mine.contains(schedule_.num_stages() - 1))
+    fault = fault_of_part(batch.target, options_.chunks, "target", "last");
   return fault;
 }
 
 // Tells all ranks about a batch before they run it, and returns a kind for each micro-batch's
 // shape.
-std::vector<std::int64_t> Pipe::agreed_kinds(const at::Tensor& input,
-                                             const at::Tensor& target) const {
-  const std::string fault = fault_of(input, target);
+std::vector<std::int64_t> Pipe::agreed_kinds(const Batch& given) const {
+  const auto& [input, target, loss] = given;
+  const std::string fault = fault_of(given);
   const auto size_of = [&](const at::Tensor& batch) {
     return fault.empty() && batch.defined() && batch.dim() > 0 ? batch.size(0) : 0;
   };
@@ -114,7 +116,7 @@ std::vector<std::int64_t> Pipe::agreed_kinds(const at::Tensor& input,
   const auto first = said[schedule_.rank_of_stage.front()];
   const std::int64_t num_samples = first[1];
   const std::int64_t num_targets = said[schedule_.rank_of_stage.back()][2];
-  if (num_samples != num_targets)
+  if (loss && num_samples != num_targets)
     throw UsageError("a pipe was given an input of {} samples and a target of {}", num_samples,
                      num_targets);
   std::vector<std::int64_t> kinds;
@@ -126,10 +128,10 @@ std::vector<std::int64_t> Pipe::agreed_kinds(const at::Tensor& input,
   return kinds;
 }
 
-std::vector<at::Tensor> Pipe::forward(int stage, int micro_batch,
-                                      const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> Pipe::run_stage(int stage, int micro_batch,
+                                        const std::vector<at::Tensor>& inputs) {
   torch::nn::Sequential part = parts_.mine.at(stage);
-  const at::Tensor input = stage == 0 ? micro_batch_of(input_, micro_batch) : inputs.at(0);
+  const at::Tensor input = stage == 0 ? micro_batch_of(batch_.input, micro_batch) : inputs.at(0);
   const bool last_batch = micro_batch + 1 == schedule_.num_micro_batches;
   const bool again = options_.checkpoint == Checkpoint::always ||
                      (options_.checkpoint == Checkpoint::except_last && !last_batch);
@@ -140,27 +142,38 @@ std::vector<at::Tensor> Pipe::forward(int stage, int micro_batch,
       again ? activations::recompute_in({.buffers = part->buffers()}, from_copy, input)
             : part->forward(input);
   if (stage + 1 < schedule_.num_stages()) return {output};
-  return {loss_(output, micro_batch_of(target_, micro_batch))};
+  if (keeps_outputs_) outputs_[micro_batch] = output.detach();
+  if (!batch_.loss) return {at::zeros({}, output.options())};
+  return {batch_.loss(output, micro_batch_of(batch_.target, micro_batch))};
 }
 
-double Pipe::with_batch(const at::Tensor& input, const at::Tensor& target, const Loss& loss,
-                        const std::function<double()>& pass) {
-  pipeline_->expect_kinds(agreed_kinds(input, target));
-  input_ = input;
-  target_ = target;
-  loss_ = loss;
+double Pipe::with_batch(Batch batch, at::Tensor* output, const std::function<double()>& pass) {
+  pipeline_->expect_kinds(agreed_kinds(batch));
+  batch_ = std::move(batch);
+  keeps_outputs_ = output != nullptr;
+  outputs_.clear();
   const double sum = pass();
-  input_ = target_ = at::Tensor();
-  loss_ = nullptr;
+  batch_ = {};
+  std::vector<at::Tensor> parts;
+  for (const auto& [micro_batch, part] : std::exchange(outputs_, {})) parts.push_back(part);
+  if (!parts.empty()) *output = at::cat(parts);
   return sum;
 }
 
-double Pipe::forward_backward(const at::Tensor& input, const at::Tensor& target, const Loss& loss) {
-  return with_batch(input, target, loss, [&] { return pipeline_->run_step(); });
+double Pipe::forward_backward(const at::Tensor& input, const at::Tensor& target, const Loss& loss,
+                              at::Tensor* output) {
+  return with_batch({input, target, loss}, output, [&] { return pipeline_->run_step(); });
 }
 
-double Pipe::evaluate(const at::Tensor& input, const at::Tensor& target, const Loss& loss) {
-  return with_batch(input, target, loss, [&] { return pipeline_->evaluate(); });
+double Pipe::evaluate(const at::Tensor& input, const at::Tensor& target, const Loss& loss,
+                      at::Tensor* output) {
+  return with_batch({input, target, loss}, output, [&] { return pipeline_->evaluate(); });
+}
+
+at::Tensor Pipe::forward(const at::Tensor& input) {
+  at::Tensor output;
+  with_batch({input, {}, nullptr}, &output, [&] { return pipeline_->evaluate(); });
+  return output;
 }
 
 }  // namespace lockstep::pipeline

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 
@@ -58,9 +59,14 @@ class Pipe {
   // are never empty, and differ by one sample if their number does not divide the samples'. Each
   // call may have another number of samples. Only the rank of the first stage needs the input, and
   // only that of the last the target. Returns the summed loss, on every rank, and adds its
-  // gradients to those of parameters().
-  double forward_backward(const at::Tensor& input, const at::Tensor& target, const Loss& loss);
-  double evaluate(const at::Tensor& input, const at::Tensor& target, const Loss& loss);
+  // gradients to those of parameters(). With `output`, the rank of the last stage gets what the
+  // model made of all samples, without a graph; it stays as it is on the others.
+  double forward_backward(const at::Tensor& input, const at::Tensor& target, const Loss& loss,
+                          at::Tensor* output = nullptr);
+  double evaluate(const at::Tensor& input, const at::Tensor& target, const Loss& loss,
+                  at::Tensor* output = nullptr);
+  // The model's output, without a graph, on the rank of the last stage; undefined on the others.
+  at::Tensor forward(const at::Tensor& input);
 
   // This rank's stages, with the names of the whole model.
   const std::map<int, torch::nn::Sequential>& stages() const { return parts_.mine; }
@@ -71,21 +77,25 @@ class Pipe {
 
  private:
   std::map<int, Stage> make_stages();
-  std::vector<at::Tensor> forward(int stage, int micro_batch,
-                                  const std::vector<at::Tensor>& inputs);
+  std::vector<at::Tensor> run_stage(int stage, int micro_batch,
+                                    const std::vector<at::Tensor>& inputs);
   at::Tensor micro_batch_of(const at::Tensor& batch, int micro_batch) const;
-  std::string fault_of(const at::Tensor& input, const at::Tensor& target) const;
-  std::vector<std::int64_t> agreed_kinds(const at::Tensor& input, const at::Tensor& target) const;
-  double with_batch(const at::Tensor& input, const at::Tensor& target, const Loss& loss,
-                    const std::function<double()>& pass);
+  // What a call is given; without a loss, the target is not looked at.
+  struct Batch {
+    at::Tensor input, target;
+    Loss loss;
+  };
+  std::string fault_of(const Batch& batch) const;
+  std::vector<std::int64_t> agreed_kinds(const Batch& batch) const;
+  double with_batch(Batch batch, at::Tensor* output, const std::function<double()>& pass);
 
   PipeOptions options_;
   Schedule schedule_;
   SequentialParts parts_;
   std::shared_ptr<comm::Communicator> batches_;  // a group for messages about batches
-  at::Tensor input_;                             // of the current call
-  at::Tensor target_;                            // likewise
-  Loss loss_;                                    // likewise
+  Batch batch_;                                  // of the current call
+  bool keeps_outputs_ = false;                   // likewise
+  std::map<int, at::Tensor> outputs_;            // of each micro-batch
   std::optional<Pipeline> pipeline_;
 };
 

@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
 
+#include <lockstep/intercept/owner.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/data_parallel/save_guard.h>
 
@@ -59,6 +60,26 @@ void guard_saving(torch::nn::Module& model, int num_ranks) {
           how));
 }
 
+// What other ranks have is without memory here, and whatever computes with it is told why. Nobody
+// lives who could say more.
+void refuse_others(const Modules& others, const StageTensors& stages,
+                   const std::vector<int>& rank_of_stage, int rank) {
+  std::set<const c10::TensorImpl*> mine;
+  for (std::size_t stage = 0; stage < stages.size(); ++stage)
+    if (rank_of_stage[stage] == rank)
+      for (const at::Tensor& tensor : stages[stage]) mine.insert(tensor.unsafeGetTensorImpl());
+  intercept::claim_key();
+  for (const torch::nn::Module* module : others)
+    for (const at::Tensor& tensor : tensors_of(*module)) {
+      if (mine.contains(tensor.unsafeGetTensorImpl()) || intercept::is_tagged(tensor)) continue;
+      intercept::tag(tensor);
+      intercept::add_owner(tensor.storage(), nullptr,
+                           "a parameter was used that another rank of the pipeline has: a model in "
+                           "stages runs as a pipeline, with engine.train_batch() and eval_batch() "
+                           "or pipeline::Pipeline, and its own forward() would need all of it");
+    }
+}
+
 Stage stage_of(const ListedModel& model, int begin, int end,
                const std::vector<at::Tensor>& tensors) {
   const std::vector<ModelBlock> blocks(model.blocks.begin() + begin, model.blocks.begin() + end);
@@ -99,6 +120,7 @@ ModelStages split_model(const ListedModel& model, const std::vector<int>& rank_o
     if (mine)
       stages.mine[static_cast<int>(stage)] = stage_of(model, begin, end, made.tensors[stage]);
   }
+  refuse_others(others, made.tensors, rank_of_stage, group.rank());
   unregister_others(*model.model, kept, others, others.contains(model.model.get()));
   guard_saving(*model.model, group.size());
   model.model->to(device);

@@ -1,11 +1,13 @@
 // Checks of keys against each other, each of which is right by itself (describe.cpp). A check
 // leaves out keys that depend on a wrong value.
 #include <algorithm>
+#include <tuple>
 
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/models/spec/family.h>
+#include <lockstep/optim/registry/registry.h>
 #include <lockstep/train/config/batch.h>
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/config/sections.h>
@@ -383,17 +385,34 @@ void check_sharding(JsonSection& top, ShardingSection& sharding) {
   check_zero_plus_plus(zero, sharding);
 }
 
-// DeepSpeed's switches for weights, gradients and optimizer state that have 16 bits themselves.
-constexpr std::string_view kNoMasters[] = {
-    "fp16_master_weights_and_grads", "bf16_master_weights_and_grads", "bf16_optimizer_states"};
-
-void refuse_without_masters(JsonSection& section) {
-  for (const std::string_view key : kNoMasters)
-    if (const JsonNode* node = section.foreign(key); node != nullptr && !node->asks_for_nothing())
-      section.mistake(key,
-                      fmt::format("is {}, but what the optimizer steps on is always fp32 here: "
-                                  "remove it",
-                                  node->quoted()));
+// Weights, gradients and optimizer state that have 16 bits themselves.
+void check_narrow(JsonSection& top, const TrainConfig& config) {
+  const PrecisionSection& precision = config.precision;
+  for (const auto& [name, key, compute] :
+       {std::tuple("bf16", "bf16_master_weights_and_grads", Precision::bf16),
+        std::tuple("fp16", "fp16_master_weights_and_grads", Precision::fp16)}) {
+    JsonSection section = top.section(name);
+    bool asked = false;
+    if (!is_set(section, key) || !section.boolean(key, asked) || !asked) continue;
+    const ShardingStrategy strategy = config.sharding.strategy;
+    if (precision.compute != compute)
+      section.mistake(key, fmt::format("is true, and {}.enabled is not: set that, too", name));
+    else if (!cuts_gradients(strategy) && top.sound(kStrategyKeys))
+      section.mistake(
+          key, fmt::format("is true, but with the sharding_strategy \"{}\" weights are the "
+                           "model's own, in fp32: take {}, or remove it",
+                           name_of(strategy), config_words_that_cut(ShardedState::gradients)));
+    else if (config.optimizer.options.kind() != optim::StepKind::elementwise)
+      section.mistake(key, fmt::format("is true, and {} looks at whole parameters, which it does "
+                                       "in fp32: take an optimizer that goes by elements, such as "
+                                       "AdamW, or remove it",
+                                       optim::name_of(config.optimizer.options)));
+  }
+  JsonSection bf16 = top.section("bf16");
+  if (precision.narrow_states &&
+      !(precision.narrow_masters && precision.compute == Precision::bf16))
+    bf16.mistake("bf16_optimizer_states", "is true, and bf16_master_weights_and_grads is not: the "
+                                          "state of weights in fp32 is fp32; set both, or neither");
 }
 
 // Whether the section's own switch is on.
@@ -406,13 +425,16 @@ bool check_bf16(JsonSection& top, std::string_view name) {
     section.mistake("check_grad_overflow",
                     "is false, but gradients are always looked at: on_non_finite_loss says what "
                     "becomes of a step where one is infinite or not a number; remove it");
-  refuse_without_masters(section);
+  if (name != "bf16")
+    for (const std::string_view key : {"bf16_master_weights_and_grads", "bf16_optimizer_states"})
+      if (const JsonNode* node = section.foreign(key); node != nullptr && !node->asks_for_nothing())
+        section.mistake(key, "is of the section \"bf16\", which `bfloat16` is another name of: "
+                             "write all of it there");
   return enabled;
 }
 
 void check_fp16(JsonSection& top, const PrecisionSection& precision, bool enabled) {
   JsonSection section = top.section("fp16");
-  refuse_without_masters(section);
   // Numbers that are in range by themselves may not go together.
   if (!enabled || !section.sound({"loss_scale", "initial_scale_power", "min_loss_scale"})) return;
   try {
@@ -442,6 +464,19 @@ void check_precision(JsonSection& top, ShardingStrategy strategy, PrecisionSecti
                             config_words_that_cut(ShardedState::gradients)));
 }
 
+// The stages of a program's own model, of which nothing is known before it is made.
+void check_stages_of_program(JsonSection& section, const ParallelSection& parallel) {
+  const bool is_measured =
+      parallel.balance == StageBalance::time || parallel.balance == StageBalance::compute;
+  if (is_measured && section.sound({"balance"}))
+    section.mistake("balance",
+                    fmt::format("is \"{}\", and what a program's own blocks cost is not known "
+                                "before they have data: take \"layers\" or \"parameters\", or "
+                                "give each stage's number of blocks in stage_layers",
+                                name_of(parallel.balance, kStageBalances)));
+  if (section.find("timeline_step") != nullptr) section.has_no_effect("timeline_step");
+}
+
 // The model, the data and the loop are the program's, and the config has nothing of them.
 void check_for_program(JsonSection& top, const TrainConfig& config) {
   if (top.find("model") != nullptr)
@@ -455,12 +490,6 @@ void check_for_program(JsonSection& top, const TrainConfig& config) {
                         "Engine::loader(): remove it");
   const ParallelSection& parallel = config.parallel;
   JsonSection axes = top.section("parallel");
-  const auto check_axis = [&](std::string_view key, std::int64_t size, std::string_view instead) {
-    if (size > 1 && axes.sound({key}))
-      axes.mistake(key, fmt::format("is {}, and lockstep::initialize() spreads a model over the "
-                                    "axes of data and tensor: {}",
-                                    size, instead));
-  };
   if (!config.tensor_plan.empty() && parallel.tensor == 1 && axes.sound({"tensor"}))
     top.mistake("tensor_plan", "is set, and parallel.tensor is 1, which cuts no layer: set "
                                "parallel.tensor, or remove it");
@@ -468,9 +497,12 @@ void check_for_program(JsonSection& top, const TrainConfig& config) {
       axes.sound({"sequence_parallel"}))
     axes.mistake("sequence_parallel", "is true, and tensor_plan cuts plain layers, between which "
                                       "activations are whole: remove one of them");
-  check_axis("pipeline", parallel.pipeline, "remove it, or use lockstep::Pipe (docs/pipeline.md)");
-  check_axis("context", parallel.context,
-             "remove it, or give attention a context axis yourself (docs/context.md)");
+  if (parallel.pipeline > 1) check_stages_of_program(axes, parallel);
+  if (parallel.context > 1 && axes.sound({"context"}))
+    axes.mistake("context", fmt::format("is {}, and only attention of lockstep::nn can share a "
+                                        "sequence among ranks: remove it, or give such attention a "
+                                        "context axis yourself (docs/context.md)",
+                                        parallel.context));
   JsonSection recomputed = top.section("activation_checkpointing");
   if (config.recomputed_blocks > 0)
     recomputed.mistake("ratio", "is of the built-in models: in the function that makes your model, "
@@ -505,6 +537,7 @@ void check_together(JsonReader& reader, JsonSection& top, TrainConfig& config) {
   check_elasticity(top, config);
   check_sharding(top, config.sharding);
   check_precision(top, config.sharding.strategy, config.precision);
+  check_narrow(top, config);
   if (!config.elasticity) check_batch(reader, top, config.batch);
 }
 

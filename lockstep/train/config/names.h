@@ -21,6 +21,11 @@ inline constexpr NamedStrategies kNamedStrategies = [] {
 inline constexpr const Named<ShardingStrategy> (&kShardings)[kStrategies.size()] =
     kNamedStrategies.all;
 
+inline constexpr Named<ExchangeGradients> kExchanges[] = {
+    {name_of(ExchangeGradients::automatic), ExchangeGradients::automatic},
+    {name_of(ExchangeGradients::each_pass), ExchangeGradients::each_pass},
+    {name_of(ExchangeGradients::last_pass), ExchangeGradients::last_pass}};
+
 inline constexpr Named<StageBalance> kStageBalances[] = {{"layers", StageBalance::layers},
                                                          {"parameters", StageBalance::parameters},
                                                          {"compute", StageBalance::compute},
@@ -30,7 +35,9 @@ inline constexpr Named<mesh::ContextAlgorithm> kContextAlgorithms[] = {
     {"ring", mesh::ContextAlgorithm::ring}, {"all_to_all", mesh::ContextAlgorithm::all_to_all}};
 
 inline constexpr Named<LayerCut> kLayerCuts[] = {{"column", LayerCut::column},
-                                                 {"row", LayerCut::row}};
+                                                 {"row", LayerCut::row},
+                                                 {"heads", LayerCut::heads},
+                                                 {"qkv", LayerCut::qkv}};
 
 inline constexpr Named<OffloadDevice> kOffloadDevices[] = {{"none", OffloadDevice::none},
                                                            {"cpu", OffloadDevice::cpu}};

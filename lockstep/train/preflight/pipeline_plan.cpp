@@ -31,14 +31,6 @@ pipeline::Schedule schedule_from_file(const ParallelSection& parallel,
   return schedule;
 }
 
-pipeline::Schedule schedule_of(const ParallelSection& parallel, std::int64_t num_micro_batches) {
-  if (!parallel.schedule_file.empty()) return schedule_from_file(parallel, num_micro_batches);
-  return pipeline::make_schedule(parallel.schedule,
-                                 {.num_ranks = static_cast<int>(parallel.pipeline),
-                                  .num_micro_batches = static_cast<int>(num_micro_batches),
-                                  .num_chunks = static_cast<int>(parallel.chunks)});
-}
-
 // Advice with fewer stages that would work: a pipeline of one rank is none, and has no schedule.
 std::string fewer_stages(const ParallelSection& parallel, std::int64_t num_stages,
                          std::int64_t num_layers) {
@@ -85,6 +77,14 @@ std::vector<mesh::Interval> equal_layers(std::int64_t num_layers, int num_stages
 }
 
 }  // namespace
+
+pipeline::Schedule schedule_of(const ParallelSection& parallel, std::int64_t num_micro_batches) {
+  if (!parallel.schedule_file.empty()) return schedule_from_file(parallel, num_micro_batches);
+  return pipeline::make_schedule(parallel.schedule,
+                                 {.num_ranks = static_cast<int>(parallel.pipeline),
+                                  .num_micro_batches = static_cast<int>(num_micro_batches),
+                                  .num_chunks = static_cast<int>(parallel.chunks)});
+}
 
 RunPipeline resolve_pipeline(const TrainConfig& config, const models::ModelConfig& model,
                              std::int64_t num_micro_batches) {

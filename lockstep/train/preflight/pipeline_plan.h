@@ -17,6 +17,10 @@ struct RunPipeline {
   std::vector<mesh::Interval> layers;  // of each stage
 };
 
+// What ranks do in a step of so many micro-batches. UsageError for a schedule file for other
+// numbers of ranks or micro-batches.
+pipeline::Schedule schedule_of(const ParallelSection& parallel, std::int64_t num_micro_batches);
+
 // The pipeline of a run whose batch is cut into `num_micro_batches`. Layers that will be balanced
 // by measured time are balanced by compute here. UsageError, with the numbers and the way out, for
 // more stages than layers, layers that do not add up, and a schedule file for other numbers of
