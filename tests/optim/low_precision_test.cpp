@@ -1,5 +1,6 @@
 // Steps on weights of 16 bits.
 #include <limits>
+#include <map>
 
 #include <ATen/Context.h>
 #include <gmock/gmock.h>
@@ -47,9 +48,12 @@ std::vector<NarrowWay> narrow_ways() {
 
 void give_narrow_gradient(const at::Tensor& weight, int step, std::int64_t first = 0,
                           std::int64_t count = kNarrowSize) {
-  weight.mutable_grad() = numbers({kNarrowSize}, static_cast<std::uint64_t>(100 + step))
-                              .narrow(0, first, count)
-                              .to(weight.scalar_type(), false, true);
+  static std::map<int, at::Tensor> of_steps;
+  at::Tensor& gradient = of_steps[step];
+  if (!gradient.defined())
+    gradient = numbers({kNarrowSize}, static_cast<std::uint64_t>(100 + step));
+  weight.mutable_grad() = gradient.narrow(0, first, count)
+                              .to(weight.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
 
 std::vector<at::Tensor> state_tensors_of(const Optimizer& optimizer) {
