@@ -442,24 +442,25 @@ void check_precision(JsonSection& top, ShardingStrategy strategy, PrecisionSecti
                             config_words_that_cut(ShardedState::gradients)));
 }
 
-// The model, the data and the loop are the program's, and the config has nothing of them.
-void check_for_program(JsonSection& top, const TrainConfig& config) {
-  if (top.find("model") != nullptr)
-    top.mistake("model", "describes a model, and the program gives its own to "
-                         "lockstep::initialize(): remove it");
+// The model and the data are a program's or a library's, and the config says how it is trained.
+void check_own_model(JsonSection& top, const TrainConfig& config) {
+  const bool of_library = config.model_of == ModelOf::library;
   JsonSection data = top.section("data");
   for (const std::string_view key :
        {"train", "validation", "validation_fraction", "format", "sequence_length"})
     if (data.find(key) != nullptr)
-      data.mistake(key, "is of data in files of tokens, and the program gives its own data set to "
-                        "Engine::loader(): remove it");
+      data.mistake(key, fmt::format("is of data in files of tokens, and {}: remove it",
+                                    of_library ? "the library of model.library has its own data set"
+                                               : "the program gives its own data set to "
+                                                 "Engine::loader()"));
   const ParallelSection& parallel = config.parallel;
   JsonSection axes = top.section("parallel");
   const auto check_axis = [&](std::string_view key, std::int64_t size, std::string_view instead) {
     if (size > 1 && axes.sound({key}))
-      axes.mistake(key, fmt::format("is {}, and lockstep::initialize() spreads a model over the "
-                                    "axes of data and tensor: {}",
-                                    size, instead));
+      axes.mistake(
+          key, fmt::format("is {}, and {} a model over the axes of data and tensor: {}", size,
+                           of_library ? "lockstep train spreads" : "lockstep::initialize() spreads",
+                           instead));
   };
   if (!config.tensor_plan.empty() && parallel.tensor == 1 && axes.sound({"tensor"}))
     top.mistake("tensor_plan", "is set, and parallel.tensor is 1, which cuts no layer: set "
@@ -475,9 +476,40 @@ void check_for_program(JsonSection& top, const TrainConfig& config) {
   if (config.recomputed_blocks > 0)
     recomputed.mistake("ratio", "is of the built-in models: in the function that makes your model, "
                                 "call wrap_activation_checkpointing(model, …) in its place");
-  for (const std::string_view key : {"epochs", "output", "validation", "checkpoint", "tensorboard",
-                                     "csv_monitor", "wall_clock_breakdown"})
+}
+
+void check_of_no_library(JsonSection& top) {
+  JsonSection model = top.section("model");
+  for (const std::string_view key : {"name", "options"})
+    if (model.find(key) != nullptr)
+      model.mistake(key, "is of a model in a library, and model.library is not set: set it, or "
+                         "remove this");
+  model.section("options").allow_anything();
+}
+
+// The loop is the program's, too.
+void check_for_program(JsonSection& top, const TrainConfig& config) {
+  if (top.find("model") != nullptr)
+    top.mistake("model", "describes a model, and the program gives its own to "
+                         "lockstep::initialize(): remove it");
+  for (const std::string_view key : {"epochs", "validation"})
     if (top.find(key) != nullptr) top.has_no_effect(key);
+  JsonSection checkpoint = top.section("checkpoint");
+  if (config.checkpoint.memory_interval > 0) checkpoint.has_no_effect("memory_interval");
+  if (!config.output.empty() || !top.sound({"output"})) return;
+  if (config.checkpoint.interval > 0)
+    checkpoint.mistake("interval", fmt::format("is {}, and there is no folder for checkpoints that "
+                                               "nobody asks for: set output",
+                                               config.checkpoint.interval));
+  const auto check_monitor = [&](const char* name, const MonitorSection& monitor) {
+    JsonSection section = top.section(name);
+    if (section.find("enabled") != nullptr && monitor.enabled && monitor.output_path.empty() &&
+        section.sound({"enabled", "output_path"}))
+      section.mistake("enabled", "is true, and there is no folder for the files: set output, or "
+                                 "output_path beside it");
+  };
+  check_monitor("tensorboard", config.tensorboard);
+  check_monitor("csv_monitor", config.csv_monitor);
 }
 
 void check_length(JsonSection& top, const TrainConfig& config) {
@@ -489,13 +521,17 @@ void check_length(JsonSection& top, const TrainConfig& config) {
 }  // namespace
 
 void check_together(JsonReader& reader, JsonSection& top, TrainConfig& config) {
+  if (config.model_of != ModelOf::config) check_own_model(top, config);
   if (config.model_of == ModelOf::program) {
     check_for_program(top, config);
+  } else if (config.model_of == ModelOf::library) {
+    check_length(top, config);
   } else {
     if (!config.tensor_plan.empty())
       top.mistake("tensor_plan", "is for a model that a program gives to lockstep::initialize(): "
                                  "built-in models know which of their layers are cut; remove it");
     check_length(top, config);
+    check_of_no_library(top);
     check_data(top, config.data);
     check_model(top, config);
   }
