@@ -227,10 +227,17 @@ int become_a_rank_or_launch(Arguments arguments) {
   train::ConfigDraft draft = train::read_config(flags->config, flags->overrides);
   if (flags->describe) return describe(*flags, draft, num_ranks);
   const train::TrainConfig& config = draft.config();
-  const train::ResolvedRun resolved =
-      train::resolve_run(draft, num_ranks, train::begun_batch(config, /*now=*/{}));
-  check_machine(config, resolved, num_ranks);
-  train::check_resume(config, resolved);
+  const auto begun = train::begun_batch(config, /*now=*/{});
+  if (config.model_of == train::ModelOf::library) {
+    train::resolve_own_run(draft, num_ranks, begun);
+    check_device(config);
+    check_no_other_run(config.output);
+    train::checkpoint_to_resume(config, /*now=*/{});
+  } else {
+    const train::ResolvedRun resolved = train::resolve_run(draft, num_ranks, begun);
+    check_machine(config, resolved, num_ranks);
+    train::check_resume(config, resolved);
+  }
 
   launch::LaunchOptions options;
   options.program = {torch_program("train").string(), "train", flags->config};

@@ -32,6 +32,9 @@
 #include <lockstep/train/config/config.h>
 #include <lockstep/train/distributed_trainer.h>
 #include <lockstep/train/engine.h>
+#include <lockstep/train/engine_config.h>
+#include <lockstep/train/model_options.h>
+#include <lockstep/train/own_model.h>
 #include <lockstep/train/train_language_model.h>
 
 // Models too large for one device: layers cut among ranks, pipelines of stages, long sequences.

@@ -17,6 +17,7 @@
 #include <lockstep/train/preflight/run_plan.h>
 #include <lockstep/train/stop_request.h>
 #include <lockstep/train/train_language_model.h>
+#include <lockstep/train/train_own_model.h>
 
 #include <cli/train_flags.h>
 
@@ -33,20 +34,27 @@ int stopped(const Error& error) {
 // lost that somebody wanted.
 int train_once(const TrainFlags& flags, const std::shared_ptr<PeerCopies>& peer_copies,
                int& output_error) {
-  net::Fd own;
+  net::Fd output;
   if (!flags.output.empty() && read_launch_environment().rank == 0)
-    own = net::Fd(::open(flags.output.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY | O_APPEND));
+    output = net::Fd(::open(flags.output.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY | O_APPEND));
   const LaunchEnvironment launch = read_launch_environment();
   train::ConfigDraft draft = train::read_config(
       flags.config, flags.overrides,
       launch.generation > 0 ? train::NamedFiles::of_run_under_way : train::NamedFiles::checked);
   // All that is wrong is told now, and not some of it when the ranks have met.
-  if (draft.has_mistakes()) train::resolve_run(draft, launch.world_size);
   const train::TrainConfig& config = draft.config();
+  const bool own = config.model_of == train::ModelOf::library;
+  if (draft.has_mistakes()) {
+    if (own)
+      train::resolve_own_run(draft, launch.world_size);
+    else
+      train::resolve_run(draft, launch.world_size);
+  }
   if (launch.rank == 0 && launch.generation == 0) warn_of_keys_without_effect(draft);
   try {
-    const auto result =
-        train::train_language_model(config, own ? own.get() : STDOUT_FILENO, peer_copies);
+    const int output_fd = output ? output.get() : STDOUT_FILENO;
+    const auto result = own ? train::train_own_model(config, output_fd, peer_copies)
+                            : train::train_language_model(config, output_fd, peer_copies);
     if (result.output_error != 0 && result.output_error != EPIPE)
       output_error = result.output_error;
     return result.end == train::TrainingResult::End::interrupted ? 128 + result.signal : 0;

@@ -15,7 +15,18 @@
 //   trainer.add_metric("accuracy", [](const torch::Tensor& output, const torch::Tensor& target) {
 //     return output.argmax(1).eq(target).sum();
 //   });
+//   trainer.on_epoch([](const auto& epoch) { std::cout << epoch.loss << std::endl; });
 //   const auto result = trainer.fit(training_set, validation_set);
+//
+// The loop may be the program's, too:
+//
+//   trainer.load_checkpoint("digits.checkpoint");
+//   for (int epoch = 0; epoch < 10; ++epoch) {
+//     const double loss = trainer.train_epoch(training_set).loss;
+//     const double accuracy = trainer.evaluate(validation_set).metrics.at(0).value;
+//   }
+//   trainer.save_checkpoint("digits.checkpoint");
+//   const torch::Tensor classes = trainer.predict(test_set).argmax(1);   // on the main rank
 //
 // FSDPTrainer does the same for a model that is cut among the ranks, in one line:
 //
@@ -28,8 +39,14 @@
 //       {.sharding_strategy = lockstep::ShardingStrategy::FULL_SHARD,
 //        .fsdp = {.mixed_precision = {.param_dtype = at::kBFloat16},
 //                 .cpu_offload = {.offload_optimizer = true}}});
+//
+// DeepSpeedTrainer does it as a config of DeepSpeed's says:
+//
+//   lockstep::DeepSpeedTrainer trainer([] { return MyNet(); }, torch::nn::MSELoss(),
+//                                      "ds_config.json", {.epochs = 10});
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -40,6 +57,7 @@
 #include <lockstep/data/torch_dataset.h>
 #include <lockstep/distributed/any_model.h>
 #include <lockstep/distributed/distributed.h>
+#include <lockstep/train/engine_config.h>
 #include <lockstep/train/model_task.h>
 #include <lockstep/train/options.h>
 
@@ -47,19 +65,64 @@ namespace lockstep {
 
 namespace train {
 
-// Trains a task as the options say; `validation` may be null. Every rank calls it, with the same
-// arguments. DistributedTrainer makes the task of a model and a loss.
-TrainingResult run_training(DistributedManager dist, std::shared_ptr<Task> task,
-                            std::shared_ptr<const data::Dataset> training,
-                            std::shared_ptr<const data::Dataset> validation,
-                            TrainerOptions options);
+class Trainer;
+
+// How DistributedTrainer::predict() goes about it.
+struct PredictOptions {
+  Weights weights = Weights::trained;
+  bool on_all_ranks = false;
+};
+
+// A trainer as programs use it, but for the type of its model (DistributedTrainer says what its
+// functions do). It is made at the first call, so that callbacks and metrics come before.
+class TrainerHandle {
+ public:
+  using Dataset = std::shared_ptr<const data::Dataset>;
+  using Output = std::function<at::Tensor(const data::Batch&)>;
+
+  TrainerHandle(DistributedManager dist, std::shared_ptr<Task> task, TrainerOptions options);
+  ~TrainerHandle();
+  TrainerHandle(TrainerHandle&&) noexcept;
+  TrainerHandle& operator=(TrainerHandle&&) noexcept;
+
+  Callbacks& callbacks() { return *callbacks_; }
+
+  TrainingResult fit(Dataset training, Dataset validation);
+  EpochEnd train_epoch(Dataset training);
+  Validation evaluate(const Dataset& dataset, Weights weights);
+  at::Tensor predict(const Dataset& dataset, const Output& output, const PredictOptions& options);
+  void save_checkpoint(const std::filesystem::path& folder);
+  void load_checkpoint(const std::filesystem::path& folder);
+
+ private:
+  Trainer& trainer();
+
+  DistributedManager dist_;
+  std::shared_ptr<Task> task_;
+  TrainerOptions options_;
+  std::shared_ptr<Callbacks> callbacks_ = std::make_shared<Callbacks>();
+  std::unique_ptr<Trainer> trainer_;
+};
+
+// The options that a config gives a trainer of a program's own model, for a number of ranks. What
+// the program has itself, such as how long to train, is taken from `own`.
+TrainerOptions with_config(TrainerOptions own, const EngineConfig& config,
+                           const DistributedManager& dist);
+DistributedConfig distributed_config_of(const EngineConfig& config);
 
 }  // namespace train
 
+using train::EpochEnd;
+using train::Judge;
 using train::LearningRateScaling;
 using train::LossReduction;
+using train::PredictOptions;
+using train::StepEnd;
+using train::Then;
 using train::TrainerOptions;
 using train::TrainingResult;
+using train::Validation;
+using train::Weights;
 
 // Every rank makes one with the same arguments and calls the same functions.
 //
@@ -108,16 +171,77 @@ class DistributedTrainer {
     return *this;
   }
 
+  // Calls a function on every rank after each step, epoch or validation, with its StepEnd, EpochEnd
+  // or Validation. It may return nothing, or a Then: Then::stop on any rank ends the training of
+  // all ranks, with a checkpoint where there is a folder. A GPU's step is known one step later.
+  template <typename Callback>
+  DistributedTrainer& on_step(Callback callback) {
+    trainer_.callbacks().on_step.push_back(answering<StepEnd>(std::move(callback)));
+    return *this;
+  }
+  template <typename Callback>
+  DistributedTrainer& on_epoch(Callback callback) {
+    trainer_.callbacks().on_epoch.push_back(answering<EpochEnd>(std::move(callback)));
+    return *this;
+  }
+  template <typename Callback>
+  DistributedTrainer& on_validation(Callback callback) {
+    trainer_.callbacks().on_validation.push_back(answering<train::Validation>(std::move(callback)));
+    return *this;
+  }
+
   // Trains as long as the options say. If the output folder holds a checkpoint, training goes on
-  // from there, so a trainer with an output folder can fit only once.
+  // from there, so a trainer with an output folder can fit only once. Without one, a second fit()
+  // begins anew from the weights that there are; but after load_checkpoint() or train_epoch() it
+  // goes on from there.
   template <typename Training>
   TrainingResult fit(Training training) {
-    return run(data::as_dataset(std::move(training)), nullptr);
+    return trainer_.fit(data::as_dataset(std::move(training)), nullptr);
   }
-  template <typename Training, typename Validation>
-  TrainingResult fit(Training training, Validation validation) {
-    return run(data::as_dataset(std::move(training)), data::as_dataset(std::move(validation)));
+  template <typename Training, typename ValidationData>
+  TrainingResult fit(Training training, ValidationData validation) {
+    return trainer_.fit(data::as_dataset(std::move(training)),
+                        data::as_dataset(std::move(validation)));
   }
+
+  // Trains on each sample once, or on those that load_checkpoint() found left of an epoch. Writes
+  // no files.
+  template <typename Training>
+  EpochEnd train_epoch(Training training) {
+    return trainer_.train_epoch(data::as_dataset(std::move(training)));
+  }
+
+  // The mean loss over a data set, of all ranks, and the metrics; NaN where nothing counts.
+  template <typename Data>
+  train::Validation evaluate(Data data, Weights weights = Weights::trained) {
+    return trainer_.evaluate(data::as_dataset(std::move(data)), weights);
+  }
+
+  // The model's outputs for all samples, [samples, …] in the data set's order, in the host's memory
+  // of the main rank, or of all; the other ranks get an undefined tensor. forward() returns a
+  // tensor with a row for each sample, or `head` makes one of what it returns.
+  template <typename Data>
+  at::Tensor predict(Data data, const PredictOptions& options = {}) {
+    static_assert(std::is_same_v<typename Task::Output, at::Tensor>,
+                  "forward() does not return a tensor: give predict() a function that makes one of "
+                  "what it returns");
+    return predict(
+        std::move(data), [](const at::Tensor& output) { return output; }, options);
+  }
+  template <typename Data, typename Head>
+  requires std::is_invocable_r_v<at::Tensor, Head&, const typename Task::Output&> at::Tensor
+  predict(Data data, Head head, const PredictOptions& options = {}) {
+    return trainer_.predict(
+        data::as_dataset(std::move(data)),
+        [&](const data::Batch& batch) -> at::Tensor { return head(task_->output(batch)); },
+        options);
+  }
+
+  // Writes model, optimizer, schedule, averaged weights and the place in the data into a folder, in
+  // place of what it had; and goes on from there, also with other ranks or another strategy. The
+  // folder may be one that fit() has written, such as TrainingResult::best_checkpoint.
+  void save_checkpoint(const std::filesystem::path& folder) { trainer_.save_checkpoint(folder); }
+  void load_checkpoint(const std::filesystem::path& folder) { trainer_.load_checkpoint(folder); }
 
   // The job, for everything else that a program may need: ranks, whole weights.
   DistributedManager& dist() { return dist_; }
@@ -127,17 +251,23 @@ class DistributedTrainer {
 
  private:
   DistributedTrainer(DistributedManager dist, TrainerOptions options, std::shared_ptr<Task> task)
-      : dist_(std::move(dist)), options_(std::move(options)), task_(std::move(task)) {}
+      : dist_(dist), task_(task), trainer_(std::move(dist), std::move(task), std::move(options)) {}
 
-  using Dataset = std::shared_ptr<const data::Dataset>;
-
-  TrainingResult run(Dataset training, Dataset validation) {
-    return train::run_training(dist_, task_, std::move(training), std::move(validation), options_);
+  template <typename Event, typename Callback>
+  static std::function<Then(const Event&)> answering(Callback callback) {
+    return [callback = std::move(callback)](const Event& event) mutable {
+      if constexpr (std::is_void_v<std::invoke_result_t<Callback&, const Event&>>) {
+        callback(event);
+        return Then::go_on;
+      } else {
+        return callback(event);
+      }
+    };
   }
 
   DistributedManager dist_;
-  TrainerOptions options_;
   std::shared_ptr<Task> task_;
+  train::TrainerHandle trainer_;
 };
 
 // A DistributedTrainer of a job with ParallelMode::FSDP, which it joins by itself or is given.
@@ -174,15 +304,43 @@ class FSDPTrainer : public DistributedTrainer<Model> {
   }
 };
 
+// A DistributedTrainer that a config describes, as DeepSpeed's or docs/config.md: its strategy,
+// batch, optimizer, schedule, precision, folder and checkpoints replace those of the options, which
+// say what it does not (docs/engine.md). Every rank makes the whole model first.
+template <typename Model>
+class DeepSpeedTrainer : public DistributedTrainer<Model> {
+ public:
+  template <typename Loss>
+  DeepSpeedTrainer(Model model, Loss loss, const EngineConfig& config, TrainerOptions options = {},
+                   LossReduction reduction = LossReduction::mean)
+      : DeepSpeedTrainer(setup_distributed(train::distributed_config_of(config)), std::move(model),
+                         std::move(loss), config, std::move(options), reduction) {}
+
+ private:
+  template <typename Loss>
+  DeepSpeedTrainer(DistributedManager dist, Model model, Loss loss, const EngineConfig& config,
+                   TrainerOptions options, LossReduction reduction)
+      : DistributedTrainer<Model>(dist, std::move(model), std::move(loss),
+                                  train::with_config(std::move(options), config, dist), reduction) {
+  }
+};
+
 }  // namespace lockstep
 
 namespace lockstep::names {
 
+using lockstep::DeepSpeedTrainer;
+
 using lockstep::DistributedTrainer;
+using lockstep::EpochEnd;
 using lockstep::FSDPTrainer;
+using lockstep::Judge;
 using lockstep::LearningRateScaling;
 using lockstep::LossReduction;
+using lockstep::StepEnd;
+using lockstep::Then;
 using lockstep::TrainerOptions;
 using lockstep::TrainingResult;
+using lockstep::Weights;
 
 }  // namespace lockstep::names

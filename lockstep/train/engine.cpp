@@ -1,73 +1,42 @@
 #include <lockstep/train/engine.h>
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <utility>
 
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 #include <spdlog/fmt/ranges.h>
-#include <torch/utils.h>
 #include <nlohmann/json.hpp>
 
-#include <lockstep/base/durable_file.h>
-#include <lockstep/base/file.h>
 #include <lockstep/base/log.h>
-#include <lockstep/checkpoint/format/folder.h>
-#include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/checkpoint/tensors.h>
 #include <lockstep/comm/world/join.h>
 #include <lockstep/data/data_loader.h>
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/flight/journal.h>
 #include <lockstep/launch/rank_side/report.h>
-#include <lockstep/recovery/checkpointer.h>
-#include <lockstep/recovery/load_together.h>
 #include <lockstep/train/config/batch.h>
+#include <lockstep/train/eval_mode.h>
 #include <lockstep/train/job_config.h>
+#include <lockstep/train/main_rank.h>
 #include <lockstep/train/model_task.h>
 #include <lockstep/train/module_pipeline.h>
+#include <lockstep/train/named_checkpoints.h>
 #include <lockstep/train/options.h>
 #include <lockstep/train/preflight/run_start.h>
+#include <lockstep/train/run_report.h>
 #include <lockstep/train/stepper.h>
 #include <lockstep/train/threads.h>
 
-namespace lockstep {
+namespace lockstep::train {
 
 namespace fs = std::filesystem;
-
-EngineConfig::EngineConfig(train::ConfigDraft draft)
-    : values_((draft.finish(), draft.config())), without_effect_(draft.without_effect()) {}
-
-EngineConfig::EngineConfig(const fs::path& file, const std::vector<std::string>& overrides)
-    : EngineConfig(train::read_config(file, overrides, train::NamedFiles::checked,
-                                      train::ModelOf::program)) {}
-
-EngineConfig EngineConfig::from_json(std::string_view text) {
-  return EngineConfig(train::draft_config(
-      text, {.name = "the engine's config", .model_of = train::ModelOf::program}));
-}
-
-}  // namespace lockstep
-
-namespace lockstep::train {
 
 namespace {
 
 constexpr const char* kClientStateFile = "client_state.json";
-// Names what was saved last in a folder: a checkpoint or, as DeepSpeed's does, a tag.
-constexpr const char* kLatestFile = "latest";
-
-std::shared_ptr<torch::nn::Module> spread(
-    DistributedManager& dist, const TrainConfig& config,
-    const std::function<std::shared_ptr<torch::nn::Module>()>& make,
-    const InitializeOptions& options) {
-  torch::manual_seed(static_cast<std::uint64_t>(config.seed));
-  if (!options.sync_batchnorm) return dist.build_model(make);
-  const std::shared_ptr<torch::nn::Module> model = make();
-  if (options.sync_batchnorm) dist.convert_sync_batchnorm(model);
-  return dist.wrap_model(model);
-}
 
 StepperOptions stepper_options(const TrainConfig& config, c10::Device device) {
   StepperOptions options{.optimizer = config.optimizer.options,
@@ -81,47 +50,6 @@ StepperOptions stepper_options(const TrainConfig& config, c10::Device device) {
                          .seed = static_cast<std::uint64_t>(config.seed)};
   if (config.max_steps) options.schedule.set_length(*config.max_steps);
   return options;
-}
-
-void check_tag(const std::string& tag) {
-  const bool names_a_folder =
-      std::ranges::none_of(tag, [](unsigned char c) { return c == '/' || c < ' ' || c == 0x7f; });
-  if (!names_a_folder || tag.starts_with('.') || tag == kLatestFile || tag.starts_with("step-") ||
-      tag.starts_with("damaged-"))
-    throw UsageError("\"{}\" cannot be a checkpoint's tag: it must be the name of a folder, and "
-                     "none that checkpoints without a tag have",
-                     tag);
-}
-
-// Such as "\"bad\", \"good\"".
-std::string tags_in(const fs::path& folder) {
-  std::vector<std::string> tags;
-  std::error_code unreadable;
-  for (const auto& entry : fs::directory_iterator(folder, unreadable))
-    if (entry.is_directory() && checkpoint::newest_checkpoint(entry.path()))
-      tags.push_back(fmt::format("\"{}\"", entry.path().filename().string()));
-  std::ranges::sort(tags);
-  return fmt::format("{}", fmt::join(tags, ", "));
-}
-
-// The checkpoint that was saved last in a folder; empty where it has none.
-fs::path last_saved(const fs::path& folder) {
-  if (!is_there(folder / kLatestFile)) {
-    const auto newest = checkpoint::newest_checkpoint(folder);
-    const std::string tags = tags_in(folder);
-    if (newest || !tags.empty())
-      throw UsageError("'{}' has checkpoints ({}), and its file '{}', which names the one that was "
-                       "saved last, is gone: name a tag, or write the file anew",
-                       folder.string(), newest ? newest->path.filename().string() : tags,
-                       kLatestFile);
-    return {};
-  }
-  const MappedFile file(folder / kLatestFile);
-  std::string name(reinterpret_cast<const char*>(file.bytes().data()), file.size());
-  while (!name.empty() && name.back() == '\n') name.pop_back();
-  if (name.starts_with("step-") && name.find('/') == name.npos) return folder / name;
-  check_tag(name);
-  return last_saved(folder / name);
 }
 
 // Samples for a rank that has none, and must run the model. Two, as batch norms want.
@@ -191,22 +119,31 @@ struct EngineCore::State {
     void note_backward() { at_ = At::backwards; }
     // Ends the pass. Returns whether the step is over.
     bool end() {
-      at_ = At::none;
-      samples_ = kOwn;
-      samples_of_step_ += std::exchange(samples_of_all_, 0);
+      leave();
       if (++done_ < in_this_step_) return false;
       const std::int64_t samples = samples_of_step_;
       *this = Passes(of_a_step_);
       samples_of_step_ = samples;
       return true;
     }
+    // Ends a pass beside those of the step, whose gradients stay on the rank until its last.
+    void end_without_step() {
+      leave();
+      has_kept_ = true;
+    }
     // Forgets a batch that was given, and on which nothing was done.
     void drop_unused() {
-      if (done_ == 0 && at_ == At::given) *this = Passes(of_a_step_);
+      if (done_ > 0 || at_ != At::given) return;
+      at_ = At::none;
+      samples_ = kOwn;
+      samples_of_all_ = 0;
+      in_this_step_ = of_a_step_;
     }
     std::int64_t take_samples() { return std::exchange(samples_of_step_, 0); }
 
     bool is_between_steps() const { return done_ == 0 && at_ == At::none; }
+    // Whether gradients of passes that took no step() wait on the rank.
+    bool has_kept() const { return has_kept_; }
     bool is_first() const { return done_ == 0; }
     bool is_last() const { return done_ + 1 >= in_this_step_; }
     bool has_batch() const { return at_ == At::given; }
@@ -220,9 +157,16 @@ struct EngineCore::State {
    private:
     enum class At { none, given, backwards };
 
+    void leave() {
+      at_ = At::none;
+      samples_ = kOwn;
+      samples_of_step_ += std::exchange(samples_of_all_, 0);
+    }
+
     std::int64_t of_a_step_;
     std::int64_t in_this_step_;
     std::int64_t done_ = 0;
+    bool has_kept_ = false;
     At at_ = At::none;
     std::int64_t samples_ = kOwn;  // of this rank
     std::int64_t samples_of_all_ = 0;
@@ -239,14 +183,19 @@ struct EngineCore::State {
     check_same_config(config, ranks());
     batch = resolve_batch(config, dist.data_size());
     passes = Passes(batch.accumulation);
-    model = config.parallel.pipeline > 1 ? in_stages(make, list_blocks, options)
-                                         : spread(dist, config, make, options);
+    model = config.parallel.pipeline > 1
+                ? in_stages(make, list_blocks, options)
+                : spread_model(
+                      dist, config, make,
+                      options.sync_batchnorm ? BatchNorms::of_all_ranks : BatchNorms::of_a_rank);
     if (stages != nullptr && config.parallel.tensor > 1)
       say_together(ranks(), [&] {
         stages->check_tied(model);
         return std::string();
       });
     stepper.emplace(dist, model, stepper_options(config, dist.device()));
+    report.emplace(dist, config, stepper->scales_loss());
+    if (config.wall_clock_breakdown) times.emplace();
     if (!dist.is_main()) return;
     if (!of.without_effect().empty())
       log::warn("{} {} no effect on an engine (docs/config.md and docs/engine.md say why)",
@@ -260,11 +209,6 @@ struct EngineCore::State {
   }
 
   RankMessages ranks() const { return RankMessages(dist.world()); }
-
-  // What the main rank finds, on every rank. Where it throws, all throw a UsageError.
-  std::string on_main(const std::function<std::string()>& work) const {
-    return say_together(ranks(), [&] { return dist.is_main() ? work() : std::string(); }).front();
-  }
 
   // Makes the model and `stages`.
   std::shared_ptr<torch::nn::Module> in_stages(
@@ -306,9 +250,22 @@ struct EngineCore::State {
                        what, config.parallel.pipeline, instead);
   }
 
-  // Begins a call that all ranks make between two steps.
-  void begin_call(const char* what) {
+  void refuse_under_no_sync(const char* what) const {
+    if (num_no_sync > 0)
+      throw UsageError("{} was called while no_sync() holds, which keeps gradients on each rank: "
+                       "let its guard end, and call backward() and step() for one more pass",
+                       what);
+  }
+
+  // Begins a call that all ranks make between two steps. Gradients that no_sync() keeps on the
+  // ranks stay there, but are no part of a checkpoint.
+  enum class Kept { may_be, must_not_be };
+  void begin_call(const char* what, Kept kept = Kept::may_be) {
     passes.drop_unused();
+    if (kept == Kept::must_not_be && passes.has_kept())
+      throw UsageError("{}, and gradients of passes under no_sync() wait for their step, which "
+                       "would be lost: call backward() and step() without no_sync() first",
+                       what);
     if (!passes.is_between_steps())
       throw UsageError(
           "{} within a step, whose passes are not all done: call backward() and step() "
@@ -327,12 +284,31 @@ struct EngineCore::State {
       throw UsageError("the config trains in 16 bits, and this loss was computed in 32: call "
                        "engine.forward(…), or hold engine.autocast() while the model runs");
     const bool counts = !passes.stands_in();
+    begin_pass();
+    end_of(&StepTimes::forward);
     passes.note_backward();
-    stepper->backward(std::move(loss), passes.in_this_step(),
-                      passes.is_last() ? Stepper::Exchange::now : Stepper::Exchange::later, counts);
+    const bool keeps = num_no_sync > 0;
+    stepper->backward(
+        std::move(loss), passes.in_this_step(),
+        passes.is_last() && !keeps ? Stepper::Exchange::now : Stepper::Exchange::later, counts);
+    end_of(&StepTimes::backward);
+    if (!keeps) return;
+    autocast_used = false;
+    passes.end_without_step();
+  }
+
+  // Called before anything of a pass: by the loader or, without one, by backward().
+  void begin_pass() {
+    if (passes.has_batch() || !passes.is_first() || passes.has_kept()) return;
+    report->begin_step();
+    if (times && !clock) clock.emplace(dist.device());
+  }
+  void end_of(double StepTimes::*part) {
+    if (clock) clock->add_to(*times.*part);
   }
 
   void step() {
+    refuse_under_no_sync("step()");
     if (!passes.has_loss())
       throw UsageError(
           "step() was called without backward(): call engine.backward(loss) before it, "
@@ -353,22 +329,50 @@ struct EngineCore::State {
     stepper->zero_gradients();
     ++num_steps;
     note_position();
+    end_of(&StepTimes::update);
+    clock.reset();
+    if (times) unsettled_times = std::exchange(*times, {});
     if (!stepper->runs_ahead()) settle();
     throw_failure();
+    checkpoints.poll();
+    const std::int64_t interval = config.checkpoint.interval;
+    if (interval > 0 && num_steps % interval == 0) save(report->checkpoints(), "", {});
   }
 
-  // The model is in eval mode for as long as the result lives. A part that the program has put
-  // there stays there.
-  std::shared_ptr<void> eval_mode() {
-    std::vector<bool> was_training;
-    for (const auto& module : model->modules()) was_training.push_back(module->is_training());
-    model->eval();
-    return {nullptr, [this, was_training](void*) {
-              const auto modules = model->modules();
-              for (std::size_t i = 0; i < modules.size(); ++i) modules[i]->train(was_training[i]);
-              autocast_used = false;
-            }};
+  fs::path save(const fs::path& folder, const std::string& tag,
+                const std::map<std::string, std::string>& client_state) {
+    settle();
+    throw_failure();
+    return checkpoints.save(
+        folder, tag,
+        {.tensors = stepper->held(),
+         .state = training_state(),
+         .files = {{kClientStateFile, nlohmann::json(client_state).dump(2) + "\n"}}},
+        {.keep = static_cast<int>(config.checkpoint.keep),
+         .asynchronous = config.checkpoint.asynchronous,
+         .lock = folder == report->checkpoints() ? report->lock() : nullptr});
   }
+
+  fs::path own_checkpoints() const {
+    if (!report->has_folder())
+      throw UsageError("no folder for checkpoints is named: set output in the config, or give the "
+                       "folder");
+    return report->checkpoints();
+  }
+
+  // The model is in eval mode while one lives. Autocast that is used meanwhile is no backward
+  // pass's.
+  class Evaluation {
+   public:
+    explicit Evaluation(State& state) : state_(state), mode_(state.model) {}
+    Evaluation(const Evaluation&) = delete;
+    Evaluation& operator=(const Evaluation&) = delete;
+    ~Evaluation() { state_.autocast_used = false; }
+
+   private:
+    State& state_;
+    EvalMode mode_;
+  };
 
   // Where the next step begins in the data.
   void note_position() {
@@ -392,6 +396,7 @@ struct EngineCore::State {
     last = step;
     if (step.skipped != Skipped::nothing_to_learn) last_loss = step.loss;
     if (step.skipped != Skipped::no) ++num_skipped;
+    report->step(step, step.count, num_skipped, unsettled_times);
     if (!dist.is_main()) return;
     if (step.skipped != Skipped::no) log::warn("{}", describe_skipped(step, stepper->loss_scale()));
     if (step.number % config.steps_per_print == 0)
@@ -448,6 +453,9 @@ struct EngineCore::State {
   std::unique_ptr<ModulePipeline> stages;  // null where each rank has all layers
   std::shared_ptr<torch::nn::Module> model;
   std::optional<Stepper> stepper;
+  std::optional<RunReport> report;
+  NamedCheckpoints checkpoints{dist};
+  int num_no_sync = 0;  // guards that live
 
   Passes passes{1};
   bool autocasts = autocast_of(config, dist.device()).has_value();
@@ -456,6 +464,8 @@ struct EngineCore::State {
   std::shared_ptr<Epoch> prepared;  // the same, or the last one, which the next may use again
   data::SamplerState position;      // where the next step begins in the data
 
+  std::optional<PartClock> clock;  // within a step whose times are measured
+  std::optional<StepTimes> times, unsettled_times;
   StepResult last;
   double last_loss = 0;
   std::optional<std::string> failure;  // of the last step, not thrown yet
@@ -470,9 +480,34 @@ EngineCore::EngineCore(const EngineConfig& config,
                        const InitializeOptions& options)
     : state_(std::make_unique<State>(config, make, list_blocks, options)) {}
 
-EngineCore::~EngineCore() = default;
+// A checkpoint that is still being written is finished, unless an error ends the program.
+EngineCore::~EngineCore() {
+  if (std::uncaught_exceptions() > 0) return;
+  try {
+    state_->checkpoints.finish();
+  } catch (const std::exception& error) {
+    log::error("{}", error.what());
+  }
+}
 
 DistributedManager& EngineCore::dist() { return state_->dist; }
+
+EngineNoSync EngineCore::no_sync() {
+  State& state = *state_;
+  state.refuse_in_pipeline("no_sync()", "engine.train_batch(batches, loss_of), which exchanges "
+                                        "gradients once a step");
+  if (state.passes.has_loss())
+    throw UsageError("no_sync() was called between backward() and step() of a pass: call it before "
+                     "the pass");
+  ++state.num_no_sync;
+  return EngineNoSync(shared_from_this(), state.dist.no_sync(state.model));
+}
+
+EngineNoSync::~EngineNoSync() {
+  if (core_ != nullptr) core_->end_no_sync();
+}
+
+void EngineCore::end_no_sync() { --state_->num_no_sync; }
 
 std::optional<device::Autocast> EngineCore::autocast() {
   state_->refuse_in_pipeline("engine.forward() or autocast()",
@@ -568,16 +603,20 @@ bool EngineCore::next(Epoch& epoch, EngineBatch& batch) {
                      "every rank has to take as many steps as the others");
   data::DataLoader& loader = epoch.loader;
   if (loader.batches_left() == 0) {
+    // Its last passes may wait for a step of the next epoch's.
+    if (state.passes.has_kept()) state.note_position();
     state.epoch.reset();
     state.begin_call("the loop ends");
     return false;
   }
+  state.begin_pass();
   if (state.passes.is_first())
     state.passes.shorten(std::min(state.batch.accumulation, loader.batches_left()));
   data::Batch given = loader.next().value();
   state.passes.give(given.size(), given.global_size);
   if (given.size() == 0) given = stand_in(*epoch.dataset, state.dist.device());
   batch = {.data = std::move(given.input), .target = std::move(given.target)};
+  state.end_of(&StepTimes::data);
   return true;
 }
 
@@ -588,7 +627,7 @@ double EngineCore::evaluate(const std::shared_ptr<const data::Dataset>& dataset,
   check_samples(dataset, "evaluate");
   check_told_the_same({fmt::format("the data set has {} samples", dataset->size())}, state.ranks());
   const c10::NoGradGuard no_grad;
-  const auto in_eval_mode = state.eval_mode();
+  const State::Evaluation evaluation(state);
   Epoch all(dataset, state.dist, state.config, state.batch, Epoch::For::evaluation);
   std::vector<double> sums(2);
   while (auto given = all.loader.next()) {
@@ -666,16 +705,19 @@ void EngineCore::State::run_pipeline(const std::vector<MicroBatch>& batches,
   std::int64_t samples = 0;
   for (const MicroBatch& one : batches) samples += one.samples;
   const OutputLoss of_outputs = staged(loss);
+  begin_pass();
   stepper->backward_passes(samples, [&](const auto& scale) -> Stepper::PassesLoss {
     const PipelinedLoss made = stages->run(batches, of_outputs, scale);
     return {.sum = made.sum, .count = made.count};
   });
+  end_of(&StepTimes::backward);
   update();
 }
 
 double EngineCore::train_batch(const std::shared_ptr<const data::Dataset>& dataset,
                                const BatchLoss& loss) {
   State& state = *state_;
+  state.refuse_under_no_sync("train_batch()");
   std::shared_ptr<Epoch> epoch = state.epoch;
   // A loop that was left before it used its last batch has taken that one from the loader.
   const bool goes_on = epoch != nullptr && epoch->dataset == dataset &&
@@ -707,6 +749,7 @@ double EngineCore::train_batch(const std::shared_ptr<const data::Dataset>& datas
 
 double EngineCore::train_batch(const std::vector<EngineBatch>& batches, const BatchLoss& loss) {
   State& state = *state_;
+  state.refuse_under_no_sync("train_batch()");
   state.begin_call("train_batch() was called");
   check_own_batches(state.dist, batches, state.batch.accumulation);
   state.epoch.reset();  // its batches are not this step's
@@ -735,7 +778,7 @@ double EngineCore::evaluate(const std::shared_ptr<const data::Dataset>& dataset,
   state.begin_call("evaluate() was called");
   check_samples(dataset, "evaluate");
   check_told_the_same({fmt::format("the data set has {} samples", dataset->size())}, state.ranks());
-  const auto in_eval_mode = state.eval_mode();
+  const State::Evaluation evaluation(state);
   const OutputLoss of_outputs = state.staged(loss);
   Epoch all(dataset, state.dist, state.config, state.batch, Epoch::For::evaluation);
   std::vector<double> sums(2);
@@ -762,7 +805,7 @@ EngineEvaluation EngineCore::eval_batch(const EngineBatch& batch, const BatchLos
   state.begin_call("eval_batch() was called");
   check_own_batches(state.dist, {batch}, 1);
   const c10::NoGradGuard no_grad;
-  const auto in_eval_mode = state.eval_mode();
+  const State::Evaluation evaluation(state);
   EngineEvaluation made;
   std::vector<double> sums(2);
   if (state.stages == nullptr) {
@@ -787,59 +830,36 @@ EngineEvaluation EngineCore::eval_batch(const EngineBatch& batch, const BatchLos
 fs::path EngineCore::save_checkpoint(const fs::path& folder, const std::string& tag,
                                      const std::map<std::string, std::string>& client_state) {
   State& state = *state_;
-  state.begin_call("save_checkpoint() was called");
-  check_tag(tag);
+  state.begin_call("save_checkpoint() was called", State::Kept::must_not_be);
   check_told_the_same({fmt::format("the checkpoint's tag is \"{}\"", tag)}, state.ranks());
-  const fs::path of_tag = tag.empty() ? folder : folder / tag;
-  const SaveResult saved =
-      Checkpointer(state.dist, of_tag)
-          .save_and_wait(
-              {.tensors = state.stepper->held(),
-               .state = state.training_state(),
-               .files = {{kClientStateFile, nlohmann::json(client_state).dump(2) + "\n"}}});
-  if (!saved.ok())
-    throw UsageError("the checkpoint of step {} could not be written: {}", saved.step, saved.error);
-  state.on_main([&] {
-    write_durably(of_tag / kLatestFile, saved.path.filename().string() + "\n");
-    if (tag.empty()) return std::string();
-    write_durably(folder / kLatestFile, tag + "\n");
-    // A tag has one checkpoint.
-    for (const checkpoint::Checkpoint& one : checkpoint::list_checkpoints(of_tag))
-      if (one.path.filename() != saved.path.filename()) fs::remove_all(one.path);
-    return std::string();
-  });
-  return saved.path;
+  return state.save(folder.empty() ? state.own_checkpoints() : folder, tag, client_state);
 }
 
-std::optional<LoadedCheckpoint> EngineCore::load_checkpoint(const fs::path& folder,
+void EngineCore::wait_for_checkpoint() {
+  state_->begin_call("wait_for_checkpoint() was called");
+  state_->checkpoints.finish();
+}
+
+std::optional<LoadedCheckpoint> EngineCore::load_checkpoint(const fs::path& from,
                                                             const std::string& tag) {
   State& state = *state_;
-  state.begin_call("load_checkpoint() was called");
-  check_tag(tag);
-  const fs::path found = state.on_main([&]() -> std::string {
-    if (!tag.empty() && !is_there(folder / tag)) {
-      const std::string tags = tags_in(folder);
-      throw UsageError("'{}' has no checkpoint with the tag \"{}\": it has {}", folder.string(),
-                       tag, tags.empty() ? "none with a tag" : tags);
-    }
-    return last_saved(tag.empty() ? folder : folder / tag).string();
-  });
+  state.begin_call("load_checkpoint() was called", State::Kept::must_not_be);
+  state.checkpoints.finish();
+  const fs::path folder = from.empty() ? state.own_checkpoints() : from;
+  fs::path found = state.checkpoints.find(folder, tag);
+  if (found.empty() && from.empty() && state.config.checkpoint.resume == Resume::from)
+    found = state.config.checkpoint.resume_from;
   if (found.empty()) {
     if (state.dist.is_main()) log::info("'{}' has no checkpoint to go on from", folder.string());
     return std::nullopt;
   }
+  if (from.empty() && state.config.checkpoint.resume == Resume::never)
+    throw UsageError("'{}' has checkpoints, and checkpoint.resume is \"never\": choose another "
+                     "output, or remove them",
+                     folder.string());
   // All that can be wrong besides the tensors is found before these are touched.
-  const auto loaded = checkpoint::parse_state(state.on_main([&] {
-    checkpoint::CheckpointReader reader(found);
-    return checkpoint::to_text(reader.manifest().state);
-  }),
-                                              "the checkpoint's state");
-  const std::string client_state = state.on_main([&] {
-    checkpoint::CheckpointReader reader(found);
-    return reader.manifest().files.contains(kClientStateFile)
-               ? reader.read_text_file(kClientStateFile)
-               : std::string("{}");
-  });
+  const checkpoint::TrainingState loaded = read_state(state.dist, found);
+  const std::string client_state = read_file(state.dist, found, kClientStateFile, "{}");
   const std::string what = fmt::format("the checkpoint '{}'", found.string());
   const auto begun = state.begun_batch_of(loaded);
   const Batch batch = resolve_batch(state.config, state.dist.data_size(), begun);
@@ -860,6 +880,7 @@ std::optional<LoadedCheckpoint> EngineCore::load_checkpoint(const fs::path& fold
                     .seed = loaded.seed};
   state.epoch.reset();
   state.prepared.reset();
+  state.report->go_on_from(loaded.step);
   if (state.dist.is_main()) {
     log::info("goes on from step {} ({})", loaded.step, what);
     if (const std::string note = batch_note(batch, state.dist.data_size(), begun,
@@ -878,7 +899,7 @@ void EngineCore::save_model(const fs::path& file) {
   State& state = *state_;
   state.begin_call("save_model() was called");
   const std::vector<NamedTensor> whole = state.dist.full_state_dict(state.model);
-  state.on_main([&] {
+  asked_of_main_rank(state.dist, [&] {
     checkpoint::save_tensors(file, whole);
     return std::string();
   });
@@ -888,7 +909,7 @@ void EngineCore::load_model(const fs::path& file) {
   State& state = *state_;
   state.begin_call("load_model() was called");
   std::vector<NamedTensor> whole;
-  state.on_main([&] {
+  asked_of_main_rank(state.dist, [&] {
     whole = checkpoint::load_tensors(file);
     return std::string();
   });

@@ -31,7 +31,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -45,33 +44,11 @@
 #include <lockstep/distributed/any_model.h>
 #include <lockstep/distributed/distributed.h>
 #include <lockstep/nn/layers/cross_entropy.h>
+#include <lockstep/parallel/data_parallel/no_sync.h>
 #include <lockstep/parallel/pipeline/model_blocks.h>
-#include <lockstep/train/config/config.h>
+#include <lockstep/train/engine_config.h>
 
 namespace lockstep {
-
-// A config, read and checked. UsageError naming every mistake, each with its line.
-class EngineConfig {
- public:
-  EngineConfig(const std::filesystem::path& file,  // NOLINT(google-explicit-constructor)
-               const std::vector<std::string>& overrides = {});
-  EngineConfig(const std::string& file)  // NOLINT(google-explicit-constructor)
-      : EngineConfig(std::filesystem::path(file)) {}
-  EngineConfig(const char* file)  // NOLINT(google-explicit-constructor)
-      : EngineConfig(std::filesystem::path(file)) {}
-  // The config itself, as JSON.
-  static EngineConfig from_json(std::string_view text);
-
-  const train::TrainConfig& values() const { return values_; }
-  // The keys that are there and have no effect on an engine.
-  const std::vector<std::string>& without_effect() const { return without_effect_; }
-
- private:
-  explicit EngineConfig(train::ConfigDraft draft);
-
-  train::TrainConfig values_;
-  std::vector<std::string> without_effect_;
-};
 
 struct InitializeOptions {
   // Batch norms take their statistics over the samples of all ranks. Every rank then makes the
@@ -125,8 +102,24 @@ struct BatchLoss {
   bool counts_itself = false;  // something else than samples
 };
 
+class EngineCore;
+
+// While one of these lives, an engine's backward passes leave their gradients on the rank.
+class [[nodiscard]] EngineNoSync {
+ public:
+  EngineNoSync(std::shared_ptr<EngineCore> core, data_parallel::NoSync local)
+      : core_(std::move(core)), local_(std::move(local)) {}
+  EngineNoSync(EngineNoSync&&) noexcept = default;
+  EngineNoSync& operator=(EngineNoSync&&) = delete;
+  ~EngineNoSync();
+
+ private:
+  std::shared_ptr<EngineCore> core_;
+  data_parallel::NoSync local_;
+};
+
 // An engine but for the type of its model. Engine says what its functions do.
-class EngineCore {
+class EngineCore : public std::enable_shared_from_this<EngineCore> {
  public:
   // `list_blocks` is called once the model is made, where it is cut into stages; empty where the
   // model is of no type that lists its blocks.
@@ -141,6 +134,7 @@ class EngineCore {
   DistributedManager& dist();
 
   std::optional<device::Autocast> autocast();
+  EngineNoSync no_sync();
   void backward(const at::Tensor& loss);
   void backward(const at::Tensor& loss_sum, std::int64_t count);
   void step();
@@ -170,6 +164,7 @@ class EngineCore {
 
   std::filesystem::path save_checkpoint(const std::filesystem::path& folder, const std::string& tag,
                                         const std::map<std::string, std::string>& client_state);
+  void wait_for_checkpoint();
   std::optional<LoadedCheckpoint> load_checkpoint(const std::filesystem::path& folder,
                                                   const std::string& tag);
   void save_model(const std::filesystem::path& file);
@@ -177,7 +172,10 @@ class EngineCore {
   at::Tensor widened(at::Tensor output) const;
 
  private:
+  friend class EngineNoSync;
   struct State;
+
+  void end_no_sync();
 
   std::unique_ptr<State> state_;
 };
@@ -309,6 +307,14 @@ class Engine {
     return core_->train_batch(batches, batch_loss(loss_of));
   }
 
+  // While what it returns lives, backward() leaves gradients on each rank, as a pass beside those
+  // of the step, and step() is refused. They are exchanged with those of the step's last pass, and
+  // weigh as much as others.
+  //
+  //   { const auto local = engine.no_sync(); for (…) engine.backward(loss_of(…)); }
+  //   engine.backward(loss);
+  //   engine.step();
+  train::EngineNoSync no_sync() { return core_->no_sync(); }
   // Whether this pass is its step's last.
   bool is_gradient_accumulation_boundary() const { return core_->at_boundary(); }
 
@@ -358,17 +364,23 @@ class Engine {
 
   // Writes model, optimizer, schedule, random numbers and the place in the data, between two steps,
   // and returns where: a folder in `folder`, or in folder/<tag>, in place of what that tag had.
-  // folder/latest then names it. UsageError on all ranks if it cannot be written; checkpoints that
-  // are there stay.
+  // folder/latest then names it. Without a folder, in `checkpoints` of the config's `output`.
+  // checkpoint.keep of those without a tag stay. UsageError on all ranks if it cannot be written;
+  // checkpoints that are there stay. With checkpoint.async it is written while training goes on,
+  // and a later step() or checkpoint call throws that error.
   std::filesystem::path save_checkpoint(
-      const std::filesystem::path& folder, const std::string& tag = "",
+      const std::filesystem::path& folder = {}, const std::string& tag = "",
       const std::map<std::string, std::string>& client_state = {}) {
     return core_->save_checkpoint(folder, tag, client_state);
   }
+  // Waits until a checkpoint that is still being written is complete, as the end of the last copy
+  // of an engine does.
+  void wait_for_checkpoint() { core_->wait_for_checkpoint(); }
   // Goes on from the checkpoint of a tag, or from the one that was saved last; the number of ranks
   // and the strategy may be others. Nothing where `folder` has none; UsageError on all ranks for a
-  // tag that is not there.
-  std::optional<LoadedCheckpoint> load_checkpoint(const std::filesystem::path& folder,
+  // tag that is not there. Without a folder, from `checkpoints` of `output`, as checkpoint.resume
+  // says.
+  std::optional<LoadedCheckpoint> load_checkpoint(const std::filesystem::path& folder = {},
                                                   const std::string& tag = "") {
     return core_->load_checkpoint(folder, tag);
   }
@@ -470,7 +482,6 @@ namespace lockstep::names {
 
 using lockstep::Engine;
 using lockstep::EngineBatch;
-using lockstep::EngineConfig;
 using lockstep::EngineEvaluation;
 using lockstep::initialize;
 using lockstep::InitializeOptions;

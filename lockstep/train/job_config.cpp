@@ -3,11 +3,17 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <limits>
+#include <sstream>
 
+#include <torch/utils.h>
 #include <nlohmann/json.hpp>
 
 #include <lockstep/base/error.h>
+#include <lockstep/train/main_rank.h>
 #include <lockstep/train/preflight/run_layout.h>
+#include <lockstep/train/preflight/run_start.h>
+#include <lockstep/train/run_folder.h>
 
 namespace lockstep::train {
 
@@ -105,6 +111,65 @@ std::optional<optim::LossScaleOptions> loss_scale_of(const TrainConfig& config,
   const bool half = config.precision.compute == Precision::fp16 ||
                     (cuts && config.precision.gradients == Precision::fp16);
   return half ? std::optional(config.precision.loss_scale) : std::nullopt;
+}
+
+TrainerOptions trainer_options(const TrainConfig& config, c10::Device device) {
+  TrainerOptions options;
+  options.max_steps = config.max_steps;
+  options.epochs = config.epochs;
+  options.drop_last = config.dataloader_drop_last;
+  options.num_workers = static_cast<int>(config.data.num_workers);
+  options.prefetch = static_cast<int>(config.data.prefetch);
+  options.optimizer = config.optimizer.options;
+  options.learning_rate = config.optimizer.lr;
+  options.weight_decay = config.optimizer.weight_decay;
+  options.schedule = config.scheduler;
+  options.gradient_clipping = config.gradient_clipping;
+  options.on_non_finite = config.on_non_finite_loss;
+  options.autocast = autocast_of(config, device);
+  options.loss_scale = loss_scale_of(config, device);
+  // In a run of many epochs, an interval that is never reached means "only at the end".
+  options.validation_interval = config.validation.interval > 0
+                                    ? config.validation.interval
+                                    : std::numeric_limits<std::int64_t>::max();
+  options.validation_batches = config.validation.batches;
+  options.seed = static_cast<std::uint64_t>(config.seed);
+  options.output = config.output;
+  options.checkpoint_interval = config.checkpoint.interval;
+  options.keep_checkpoints = static_cast<int>(config.checkpoint.keep);
+  options.asynchronous_checkpoints = config.checkpoint.asynchronous;
+  options.memory_interval = config.checkpoint.memory_interval;
+  options.resume = config.checkpoint.resume;
+  options.resume_from = config.checkpoint.resume_from;
+  options.step_times = config.wall_clock_breakdown;
+  options.csv = config.csv_monitor.enabled;
+  options.tensorboard = config.tensorboard.enabled;
+  options.csv_folder = config.csv_monitor.folder();
+  options.tensorboard_folder = config.tensorboard.folder();
+  options.steps_per_print = config.steps_per_print;
+  options.config = to_json(config);
+  return options;
+}
+
+std::shared_ptr<torch::nn::Module> spread_model(
+    DistributedManager& dist, const TrainConfig& config,
+    const std::function<std::shared_ptr<torch::nn::Module>()>& make, BatchNorms batch_norms) {
+  torch::manual_seed(static_cast<std::uint64_t>(config.seed));
+  if (batch_norms == BatchNorms::of_a_rank) return dist.build_model(make);
+  const std::shared_ptr<torch::nn::Module> model = make();
+  dist.convert_sync_batchnorm(model);
+  return dist.wrap_model(model);
+}
+
+std::optional<BegunBatch> begun_batch_of_job(const TrainConfig& config,
+                                             const DistributedManager& dist) {
+  std::istringstream found(on_main_rank(dist, [&]() -> std::string {
+    const auto begun = begun_batch(config, this_generation());
+    return begun ? fmt::format("{} {} {}", begun->global, begun->micro, begun->num_ranks) : "";
+  }));
+  BegunBatch begun;
+  if (found >> begun.global >> begun.micro >> begun.num_ranks) return begun;
+  return std::nullopt;
 }
 
 void add_config_lines(const std::string& json, const std::string& prefix,

@@ -2,6 +2,8 @@
 // compute in, and how they take steps.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,9 +12,12 @@
 #include <c10/core/ScalarType.h>
 
 #include <lockstep/distributed/config.h>
+#include <lockstep/distributed/distributed.h>
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/optim/schedules/loss_scale.h>
+#include <lockstep/train/config/batch.h>
 #include <lockstep/train/config/config.h>
+#include <lockstep/train/options.h>
 
 namespace lockstep::train {
 
@@ -25,6 +30,23 @@ std::optional<c10::ScalarType> autocast_of(const TrainConfig& config, c10::Devic
 
 // The loss scale of a job whose gradients are in fp16 somewhere; nothing for the others.
 std::optional<optim::LossScaleOptions> loss_scale_of(const TrainConfig& config, c10::Device device);
+
+// The options of a trainer, but for the batch and the schedule's length, which depend on the number
+// of ranks and on the data.
+TrainerOptions trainer_options(const TrainConfig& config, c10::Device device);
+
+// The batch with which a run began that goes on now: the main rank is asked, which sees the run's
+// folder.
+std::optional<BegunBatch> begun_batch_of_job(const TrainConfig& config,
+                                             const DistributedManager& dist);
+
+// Makes a program's own model and spreads it over the ranks. Random numbers are seeded before
+// `make` is called. Where parameters are cut, no rank ever holds more than a part of them, unless
+// layers are cut, too, or batch norms take their statistics over the samples of all ranks.
+enum class BatchNorms { of_a_rank, of_all_ranks };
+std::shared_ptr<torch::nn::Module> spread_model(
+    DistributedManager& dist, const TrainConfig& config,
+    const std::function<std::shared_ptr<torch::nn::Module>()>& make, BatchNorms batch_norms);
 
 // Adds the leaves of a JSON text, as "model.hidden_size is 8", but for those that may differ
 // between hosts: where files are, and how a rank loads and prints.

@@ -3,6 +3,7 @@
 #include <exception>
 
 #include <lockstep/base/error.h>
+#include <lockstep/recovery/load_together.h>
 #include <lockstep/train/options.h>
 
 namespace lockstep::train {
@@ -37,6 +38,13 @@ std::string on_main_rank(const DistributedManager& dist, const std::function<std
                      .explanation = message.substr(message.find('\n') + 1)});
   if (message.front() == kFailed) throw TrainingStopped(message.substr(1));
   return message.substr(1);
+}
+
+std::string asked_of_main_rank(const DistributedManager& dist,
+                               const std::function<std::string()>& work) {
+  return say_together(RankMessages(dist.world()),
+                      [&] { return dist.is_main() ? work() : std::string(); })
+      .front();
 }
 
 }  // namespace lockstep::train

@@ -13,4 +13,8 @@ namespace lockstep::train {
 // on all ranks.
 std::string on_main_rank(const DistributedManager& dist, const std::function<std::string()>& work);
 
+// The same for what the caller can mend: if the main rank throws, all ranks throw a UsageError.
+std::string asked_of_main_rank(const DistributedManager& dist,
+                               const std::function<std::string()>& work);
+
 }  // namespace lockstep::train

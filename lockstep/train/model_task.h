@@ -78,6 +78,9 @@ class ModelTask : public Task {
 
   std::vector<std::string> metric_names() const override { return names_; }
 
+  // What the model gives for a batch, in 32 bits where it is a tensor.
+  Output output(const data::Batch& batch) { return forward(batch); }
+
  private:
   Output forward(const data::Batch& batch) {
     at::Tensor input = batch.input;

@@ -48,9 +48,12 @@ std::string text_of(const std::optional<optim::LossScaleOptions>& scale) {
 
 }  // namespace
 
-void check(const TrainerOptions& options) {
+void check_length(const TrainerOptions& options) {
   if (!options.max_steps && !options.epochs)
     throw UsageError("how long to train is not said: set max_steps, epochs or both");
+}
+
+void check(const TrainerOptions& options) {
   check_least("max_steps", options.max_steps.value_or(1), 1);
   check_least("epochs", options.epochs.value_or(1), 1);
   if ((options.resume == Resume::from) == options.resume_from.empty())
@@ -85,6 +88,19 @@ void check(const TrainerOptions& options) {
         "memory_interval is {}, and there is nothing that outlives the trainer to keep "
         "copies in: set peer_copies to one that is made outside of keep_going()",
         options.memory_interval);
+  check_least("patience", options.patience, 0);
+  if (!std::isfinite(options.judge.min_delta) || options.judge.min_delta < 0)
+    throw UsageError("judge.min_delta is {}: it must be a number from 0 up",
+                     options.judge.min_delta);
+  if (!(options.ema_decay >= 0 && options.ema_decay < 1))
+    throw UsageError("ema_decay is {}: it must be a number from 0 up and below 1, such as 0.999",
+                     options.ema_decay);
+  if (options.validation_weights == Weights::averaged && options.ema_decay == 0)
+    throw UsageError("validation_weights are averaged ones, and ema_decay is 0, which averages "
+                     "none: set it, for example to 0.999");
+  if (options.keep_best && options.output.empty())
+    throw UsageError(
+        "keep_best is set, and there is no folder for the best checkpoint: set output");
   check_least("steps_per_print", options.steps_per_print, 0);
   check_least("progress_fd", options.progress_fd, -1);
   if (options.reference_loss && !std::isfinite(options.reference_loss->value))
@@ -116,6 +132,14 @@ std::vector<std::string> lines_of(const TrainerOptions& options) {
       fmt::format("loss_scale is {}", text_of(options.loss_scale)),
       fmt::format("validation_interval is {}", options.validation_interval),
       fmt::format("validation_batches is {}", options.validation_batches),
+      fmt::format("validation_weights are {}",
+                  options.validation_weights == Weights::averaged ? "averaged" : "trained"),
+      fmt::format("judge.metric is {}, the {} the better, by more than {}", options.judge.metric,
+                  options.judge.better == Judge::Better::larger ? "larger" : "smaller",
+                  options.judge.min_delta),
+      fmt::format("patience is {}", options.patience),
+      fmt::format("keep_best is {}", flag(options.keep_best)),
+      fmt::format("ema_decay is {}", options.ema_decay),
       fmt::format("output is {}", options.output.empty() ? "not given" : "given"),
       fmt::format("checkpoint_interval is {}", options.checkpoint_interval),
       fmt::format("asynchronous_checkpoints is {}", flag(options.asynchronous_checkpoints)),

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,6 +31,22 @@ enum class LearningRateScaling {
   none,
   linear,       // by the number of ranks (Goyal et al., 2017)
   square_root,  // by the square root of the number of ranks
+};
+
+// The weights that a model computes with.
+enum class Weights {
+  trained,
+  averaged,  // their moving average, which TrainerOptions::ema_decay asks for
+};
+
+// The number by which validations are judged.
+struct Judge {
+  enum class Better { smaller, larger };
+
+  std::string metric = "validation_loss";  // or the name of a metric that was added
+  Better better = Better::smaller;
+  // A change of this size or less is no improvement.
+  double min_delta = 0;
 };
 
 struct TrainerOptions {
@@ -72,6 +89,19 @@ struct TrainerOptions {
   // Steps between validations; 0: one at the end of each epoch. The run's end always has one.
   std::int64_t validation_interval = 0;
   std::int64_t validation_batches = 0;  // batches of each validation; 0: the whole set
+
+  Weights validation_weights = Weights::trained;
+  Judge judge = {};
+  // Early stopping: the run ends after so many validations in a row without an improvement; 0: it
+  // does not.
+  std::int64_t patience = 0;
+  // Whether each validation that is the best so far leaves a checkpoint in the run's folder, in
+  // `best`, in place of the one before.
+  bool keep_best = false;
+
+  // The exponential moving average of the weights, which each step moves on by 1 − ema_decay; 0:
+  // none. Checkpoints have it. It takes as much memory on each rank as its part of the weights.
+  double ema_decay = 0;
 
   std::uint64_t seed = 0;
 
@@ -120,7 +150,8 @@ struct TrainingResult {
   enum class End {
     finished,
     interrupted,  // by a signal; the run can be resumed
-    left,  // nodes have come (keep_going.h): the run goes on with them in the next generation
+    left,     // nodes have come (keep_going.h): the run goes on with them in the next generation
+    stopped,  // by a callback, or as validations no longer improved
   };
 
   End end = End::finished;
@@ -133,9 +164,43 @@ struct TrainingResult {
   double units_per_second = 0;       // tokens or samples, over the whole run
   std::int64_t skipped_steps = 0;    // of the whole run, including the part before it was resumed
   std::filesystem::path checkpoint;  // the last one; empty if none was written
+  // The best validation, as the options judge it; nothing without one.
+  std::optional<double> best;
+  std::int64_t best_step = 0;
+  std::filesystem::path best_checkpoint;  // empty if none was written
   // The errno with which the main rank could not write its progress: EPIPE if nobody reads it any
   // more, 0 if nothing was lost.
   int output_error = 0;
+};
+
+// What callbacks are told, on every rank. Numbers are those of all ranks together.
+struct StepEnd {
+  std::int64_t step = 0;  // from 1
+  double loss = 0;
+  double gradient_norm = 0;  // before clipping
+  double learning_rate = 0;
+  bool was_skipped = false;  // the loss or a gradient was not finite, or nothing counted
+};
+struct EpochEnd {
+  std::int64_t epoch = 0;  // passes over the data that are complete
+  std::int64_t step = 0;
+  double loss = 0;  // mean over the samples of the epoch, or of what a resumed run had left of it
+  std::int64_t steps = 0;  // of the epoch, or of that rest
+};
+struct Validation {
+  std::int64_t step = 0;
+  double loss = 0;
+  std::vector<observe::Metric> metrics = {};
+  bool is_best = false;  // so far, as the options judge it
+};
+
+// What a callback wants.
+enum class Then { go_on, stop };
+
+struct Callbacks {
+  std::vector<std::function<Then(const StepEnd&)>> on_step = {};
+  std::vector<std::function<Then(const EpochEnd&)>> on_epoch = {};
+  std::vector<std::function<Then(const Validation&)>> on_validation = {};
 };
 
 // Every rank gives up the run at the same point, for a reason that only its user can mend. It is
@@ -148,6 +213,8 @@ class TrainingStopped : public Error {
 // Throws UsageError if a number makes no sense. The loader, the optimizer and the schedule check
 // their own options.
 void check(const TrainerOptions& options);
+// Throws UsageError if nothing says when a run ends.
+void check_length(const TrainerOptions& options);
 
 // The options that must be alike on all ranks, a line each; the schedule is compared by its
 // results.

@@ -9,6 +9,7 @@
 
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/log.h>
+#include <lockstep/device/cuda.h>
 #include <lockstep/flight/journal.h>
 #include <lockstep/observe/csv_file.h>
 #include <lockstep/observe/loss_curve.h>
@@ -28,6 +29,11 @@ std::chrono::steady_clock::time_point time_on(c10::Device device) {
 }
 
 }  // namespace
+
+std::optional<double> peak_memory(c10::Device device) {
+  if (!device.is_cuda()) return std::nullopt;
+  return static_cast<double>(device::gpu_peak_bytes(device.index()));
+}
 
 PartClock::PartClock(c10::Device device) : device_(device), since_(time_on(device)) {}
 
@@ -118,7 +124,6 @@ Reporter::Reporter(const TrainerOptions& options, const Run& run)
 }
 
 void Reporter::add_files() {
-  if (options_.output.empty()) return;
   const RunFolder folder(options_);
   std::optional<std::int64_t> resume_after;
   if (run_.resumed_after > 0) resume_after = run_.resumed_after;
@@ -129,7 +134,7 @@ void Reporter::add_files() {
       log::warn("metrics are not kept: {}", error.what());
     }
   };
-  if (options_.csv)
+  if (options_.csv && folder.has_metrics())
     add([&] {
       observe::CsvFile::Options csv;
       csv.columns = {"loss",          "validation_loss",       "learning_rate",
@@ -142,7 +147,7 @@ void Reporter::add_files() {
       csv.resume_after = resume_after;
       return std::make_unique<observe::CsvFile>(folder.metrics(), csv);
     });
-  if (options_.tensorboard)
+  if (options_.tensorboard && folder.has_tensorboard())
     add([&] {
       return std::make_unique<observe::TensorBoardFile>(folder.tensorboard(), resume_after);
     });

@@ -29,6 +29,9 @@ struct StepTimes {
   double update = 0;
 };
 
+// The most memory that tensors of this rank took on its GPU so far; nothing on a CPU.
+std::optional<double> peak_memory(c10::Device device);
+
 // Adds the time since its last call to one part after the other. Waits for a CUDA device first,
 // which computes on after calls return.
 class PartClock {

@@ -24,6 +24,12 @@ class RunFolder {
   // The run's config, resolved: to read, and to train with again.
   std::filesystem::path config() const { return options_.output / "config.json"; }
   std::filesystem::path checkpoints() const { return options_.output / "checkpoints"; }
+  // Whether anything says where metrics are.
+  bool has_metrics() const { return !options_.output.empty() || !options_.csv_folder.empty(); }
+  bool has_tensorboard() const {
+    return !options_.output.empty() || !options_.tensorboard_folder.empty();
+  }
+  std::filesystem::path best() const { return options_.output / "best"; }
   std::filesystem::path metrics() const {
     return (options_.csv_folder.empty() ? options_.output : options_.csv_folder) / "metrics.csv";
   }

@@ -20,12 +20,15 @@ namespace {
 // and would replace the checkpoints of a better one.
 constexpr int kMostSkipsInARow = 20;
 
+constexpr const char* kGenerators = "generators/";
+
 // The name of a rank's own random numbers, such as "generators/rank3/cpu".
 std::string generator_name(int rank, const std::string& name) {
-  return fmt::format("generators/rank{}/{}", rank, name);
+  return fmt::format("{}rank{}/{}", kGenerators, rank, name);
 }
 
 constexpr const char* kSamples = "loss_scale.samples";
+constexpr const char* kAverage = "ema_decay";
 
 std::string stopped(std::int64_t step, const std::string& what) {
   return fmt::format("training stopped at step {}: {}", step, what);
@@ -121,6 +124,8 @@ Stepper::Stepper(DistributedManager dist, std::shared_ptr<torch::nn::Module> mod
                                       options_.decay_rule)),
       schedule_(optim::make_schedule(options_.schedule, options_.learning_rate)) {
   if (options_.loss_scale) loss_scaling_.emplace(*options_.loss_scale);
+  if (options_.ema_decay > 0)
+    averaged_ = std::make_unique<AveragedWeights>(dist_, model_, options_.ema_decay);
   // Ranks of a tensor axis compute with the same activations, and drop the same of them.
   const int stream = dist_.config().model_parallel.tensor > 1
                          ? dist_.mesh().axis("tp")->global_ranks().front()
@@ -177,6 +182,7 @@ void Stepper::update(std::int64_t step) {
     factor =
         at::where(loss.isfinite(), optim::clip_factor(norm, options_.gradient_clipping), factor);
     optimizer_->step(result.learning_rate, optim::StepFactor(factor));
+    if (averaged_) averaged_->update(factor);
   }
   unsettled_ = {.result = result,
                 .numbers = device::HostCopy(at::stack({count, loss, norm, factor}))};
@@ -246,6 +252,7 @@ std::map<std::string, double> Stepper::values() const {
   std::map<std::string, double> values;
   if (loss_scaling_) values = loss_scaling_->values();
   values["updates"] = static_cast<double>(updates_);
+  if (averaged_) values[kAverage] = options_.ema_decay;
   return values;
 }
 
@@ -265,8 +272,9 @@ void Stepper::load(const checkpoint::TrainingState& state, const std::string& wh
   if (loss_scaling_) loss_scaling_->load(state.values);
 }
 
-std::vector<mesh::HeldTensor> Stepper::generators() const {
+std::vector<mesh::HeldTensor> Stepper::beside_model() const {
   std::vector<mesh::HeldTensor> held;
+  if (averaged_) held = averaged_->held();
   for (const auto& [name, bytes] : checkpoint::generator_states(dist_.device())) {
     const at::Tensor state = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
     std::memcpy(state.data_ptr(), bytes.data(), bytes.size());
@@ -275,25 +283,28 @@ std::vector<mesh::HeldTensor> Stepper::generators() const {
   return held;
 }
 
-void Stepper::restore_generators(const std::vector<mesh::HeldTensor>& generators) const {
+void Stepper::restored(const std::vector<mesh::HeldTensor>& beside_model,
+                       const checkpoint::TrainingState& state) {
   checkpoint::GeneratorStates mine;
-  for (const mesh::HeldTensor& one : generators) {
+  for (const mesh::HeldTensor& one : beside_model) {
+    if (!one.name.starts_with(kGenerators)) continue;
     const auto* const bytes = static_cast<const std::byte*>(one.values.data_ptr());
     mine[one.name.substr(one.name.rfind('/') + 1)].assign(bytes, bytes + one.values.numel());
   }
   checkpoint::restore_generators(mine, dist_.device());
+  if (averaged_ && !state.values.contains(kAverage)) averaged_->begin();
 }
 
 std::vector<mesh::HeldTensor> Stepper::held() {
   std::vector<mesh::HeldTensor> all = state_of(dist_, model_, *optimizer_);
-  for (mesh::HeldTensor& one : generators()) all.push_back(std::move(one));
+  for (mesh::HeldTensor& one : beside_model()) all.push_back(std::move(one));
   return all;
 }
 
 checkpoint::TrainingState Stepper::restore(const std::filesystem::path& from) {
-  const std::vector<mesh::HeldTensor> own = generators();
-  checkpoint::TrainingState state = load_checkpoint(dist_, from, model_, *optimizer_, own);
-  restore_generators(own);
+  const std::vector<mesh::HeldTensor> beside = beside_model();
+  checkpoint::TrainingState state = load_checkpoint(dist_, from, model_, *optimizer_, beside);
+  restored(beside, state);
   return state;
 }
 

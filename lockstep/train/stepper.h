@@ -28,6 +28,7 @@
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/optim/schedules/loss_scale.h>
 #include <lockstep/optim/schedules/schedule.h>
+#include <lockstep/train/averaged_weights.h>
 #include <lockstep/train/config/config.h>
 
 namespace lockstep::train {
@@ -89,6 +90,8 @@ struct StepperOptions {
   // What operators compute in while weights keep their type.
   std::optional<c10::ScalarType> autocast = {};
   std::optional<optim::LossScaleOptions> loss_scale = {};
+  // Of an average of the weights that every step moves on; 0: none.
+  double ema_decay = 0;
   std::uint64_t seed = 0;
 };
 
@@ -207,13 +210,18 @@ class Stepper {
   // Only throws what load() would.
   static void check(const checkpoint::TrainingState& state, const std::string& what);
 
-  // The states of this rank's random generators, as tensors of a checkpoint, and the way back.
-  std::vector<mesh::HeldTensor> generators() const;
-  void restore_generators(const std::vector<mesh::HeldTensor>& generators) const;
-  // Model, optimizer and generators, as tensors of a checkpoint.
+  // Null where the options ask for none.
+  AveragedWeights* averaged() { return averaged_.get(); }
+
+  // What may be missing in a checkpoint, as tensors of one, to be filled from it: the states of
+  // this rank's random generators, which stay as they are if the run had fewer ranks or another
+  // device, and the averaged weights, which begin with the weights if it had none.
+  std::vector<mesh::HeldTensor> beside_model() const;
+  void restored(const std::vector<mesh::HeldTensor>& beside_model,
+                const checkpoint::TrainingState& state);
+  // Model, optimizer and those, as tensors of a checkpoint.
   std::vector<mesh::HeldTensor> held();
-  // Fills all of them from a checkpoint of any layout. A generator that it lacks, because its run
-  // had fewer ranks or another device, stays as it is.
+  // Fills all of them from a checkpoint of any layout.
   checkpoint::TrainingState restore(const std::filesystem::path& checkpoint);
 
  private:
@@ -230,6 +238,7 @@ class Stepper {
   StepperOptions options_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<optim::Schedule> schedule_;
+  std::unique_ptr<AveragedWeights> averaged_;
   std::optional<LossScaling> loss_scaling_;  // only in fp16
   std::optional<Unsettled> unsettled_;
   bool first_pass_ = true;

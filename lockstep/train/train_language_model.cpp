@@ -2,15 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <ATen/Parallel.h>
 #include <spdlog/fmt/ranges.h>
-#include <unistd.h>
 #include <nlohmann/json.hpp>
 
 #include <lockstep/base/durable_file.h>
@@ -39,6 +36,7 @@
 #include <lockstep/train/preflight/run_plan.h>
 #include <lockstep/train/preflight/run_start.h>
 #include <lockstep/train/run_folder.h>
+#include <lockstep/train/speaker.h>
 #include <lockstep/train/stop_request.h>
 #include <lockstep/train/threads.h>
 #include <lockstep/train/trainer.h>
@@ -84,44 +82,6 @@ void check_same_files(const ResolvedRun& run, const RankMessages& ranks) {
   lines.push_back(text_of("training", run.training.stream()));
   if (run.validation) lines.push_back(text_of("validation", run.validation->stream()));
   check_told_the_same(lines, ranks);
-}
-
-TrainerOptions trainer_options(const TrainConfig& config, const ResolvedRun& run) {
-  TrainerOptions options;
-  options.max_steps = config.max_steps;
-  options.epochs = config.epochs;
-  options.batch_size = run.most_micro;
-  options.samples_per_step = run.batch.global;
-  options.drop_last = config.dataloader_drop_last;
-  options.num_workers = static_cast<int>(config.data.num_workers);
-  options.prefetch = static_cast<int>(config.data.prefetch);
-  options.optimizer = config.optimizer.options;
-  options.learning_rate = config.optimizer.lr;
-  options.weight_decay = config.optimizer.weight_decay;
-  options.schedule = run.schedule;
-  options.gradient_clipping = config.gradient_clipping;
-  options.on_non_finite = config.on_non_finite_loss;
-  // In a run of many epochs, an interval that is never reached means "only at the end".
-  options.validation_interval = config.validation.interval > 0
-                                    ? config.validation.interval
-                                    : std::numeric_limits<std::int64_t>::max();
-  options.validation_batches = config.validation.batches;
-  options.seed = static_cast<std::uint64_t>(config.seed);
-  options.output = config.output;
-  options.checkpoint_interval = config.checkpoint.interval;
-  options.keep_checkpoints = static_cast<int>(config.checkpoint.keep);
-  options.asynchronous_checkpoints = config.checkpoint.asynchronous;
-  options.memory_interval = config.checkpoint.memory_interval;
-  options.resume = config.checkpoint.resume;
-  options.resume_from = config.checkpoint.resume_from;
-  options.step_times = config.wall_clock_breakdown;
-  options.csv = config.csv_monitor.enabled;
-  options.tensorboard = config.tensorboard.enabled;
-  options.csv_folder = config.csv_monitor.folder();
-  options.tensorboard_folder = config.tensorboard.folder();
-  options.steps_per_print = config.steps_per_print;
-  options.config = to_json(config);
-  return options;
 }
 
 // Such as " (tensor 2, pipeline 2 by 1f1b, FULL_SHARD, bf16)".
@@ -187,47 +147,6 @@ MemoryThere memory_there(const DistributedManager& dist) {
           .num_ranks_on_host = num_ranks};
 }
 
-// Asks the main rank, which sees the run's folder.
-std::optional<BegunBatch> begun_batch_of_job(const TrainConfig& config,
-                                             const DistributedManager& dist) {
-  std::istringstream found(on_main_rank(dist, [&]() -> std::string {
-    const auto begun = begun_batch(config, this_generation());
-    return begun ? fmt::format("{} {} {}", begun->global, begun->micro, begun->num_ranks) : "";
-  }));
-  BegunBatch begun;
-  if (found >> begun.global >> begun.micro >> begun.num_ranks) return begun;
-  return std::nullopt;
-}
-
-// Prints lines about the run, on the main rank.
-class Speaker {
- public:
-  Speaker(const DistributedManager& dist, int fd) : fd_(dist.is_main() ? fd : -1) {}
-
-  template <typename... Args>
-  void operator()(fmt::format_string<Args...> format, Args&&... args) {
-    if (fd_ < 0) return;
-    const std::string line = fmt::format(format, std::forward<Args>(args)...) + "\n";
-    for (std::string_view rest = line; !rest.empty();) {
-      const ssize_t written = ::write(fd_, rest.data(), rest.size());
-      if (written >= 0) {
-        rest.remove_prefix(static_cast<std::size_t>(written));
-      } else if (errno != EINTR) {
-        // If the stream takes no bytes for now, only this line is lost.
-        if (errno != EAGAIN) error_ = errno;
-        return;
-      }
-    }
-  }
-
-  // As ProgressBar::error().
-  int error() const { return error_; }
-
- private:
-  int fd_;
-  int error_ = 0;
-};
-
 }  // namespace
 
 TrainingResult train_language_model(const TrainConfig& config, int output_fd,
@@ -288,10 +207,11 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
     if (const std::string note = idle_note(*run.pipeline); !note.empty()) say("{}", note);
   if (!changed.empty()) say("other than in the checkpoint: {}", fmt::join(changed, "; "));
 
-  TrainerOptions options = trainer_options(config, run);
+  TrainerOptions options = trainer_options(config, dist.device());
+  options.batch_size = run.most_micro;
+  options.samples_per_step = run.batch.global;
+  options.schedule = run.schedule;
   options.flops_per_unit = models::training_flops_per_token(run.model, config.data.sequence_length);
-  options.autocast = autocast_of(config, dist.device());
-  options.loss_scale = loss_scale_of(config, dist.device());
   options.peer_copies = std::move(peer_copies);
   options.progress_fd = output_fd;
   options.title = what;
@@ -307,36 +227,17 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
   Trainer trainer(dist,
                   std::make_shared<LanguageModelTask>(made.model, std::move(about_data),
                                                       std::move(made.pipeline)),
-                  std::make_shared<data::TokenDataset>(run.training), validation, options);
-  TrainingResult result = trainer.run();
-  if (result.end == TrainingResult::End::left) {
-    say("left off after step {}, to go on with all nodes", result.step);
-    if (result.output_error == 0) result.output_error = say.error();
-    return result;
-  }
-
-  say("{} at step {}: loss {:.4f}{} (the unigram entropy is {:.4f})",
-      result.end == TrainingResult::End::finished ? "done" : "interrupted", result.step,
-      result.loss,
-      result.validation_loss ? fmt::format(", validation {:.4f}", *result.validation_loss) : "",
-      entropy);
-  if (result.skipped_steps > 0)
-    say("{} of the steps {} skipped, for a loss or gradient that is not a number or infinite",
-        result.skipped_steps, result.skipped_steps == 1 ? "was" : "were");
-  if (result.end == TrainingResult::End::interrupted && !result.checkpoint.empty())
-    say("{}", how_to_go_on(config, result.step));
+                  options);
+  TrainingResult result =
+      trainer.fit(std::make_shared<data::TokenDataset>(run.training), validation);
+  if (result.end == TrainingResult::End::left) return said_at_the_end(say, std::move(result));
+  say_end(say, config, result, fmt::format(" (the unigram entropy is {:.4f})", entropy));
   if (!timeline.ranks.empty())
     say("{}", pipeline::draw_text(timeline, {.width = observe::terminal_width(output_fd),
                                              .characters = observe::locale_characters()}));
-  const auto announce = [&](const char* name, const std::filesystem::path& path) {
-    if (is_there(path)) say("{:<8} {}", name, path.string());
-  };
-  announce("weights", result.checkpoint);
-  if (options.csv) announce("metrics", RunFolder(options).metrics());
-  if (options.csv) announce("curve", RunFolder(options).curve());
-  if (drawn) announce("timeline", timeline_file(config));
-  if (result.output_error == 0) result.output_error = say.error();
-  return result;
+  say_files(say, options, result);
+  if (drawn) say.file("timeline", timeline_file(config));
+  return said_at_the_end(say, std::move(result));
 }
 
 }  // namespace lockstep::train

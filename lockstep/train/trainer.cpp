@@ -1,10 +1,13 @@
 #include <lockstep/train/trainer.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <csignal>
+#include <utility>
 
 #include <ATen/ATen.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/log.h>
 #include <lockstep/device/cuda.h>
@@ -14,7 +17,6 @@
 #include <lockstep/flight/journal.h>
 #include <lockstep/launch/rank_side/report.h>
 #include <lockstep/recovery/keep_going.h>
-#include <lockstep/train/distributed_trainer.h>
 #include <lockstep/train/preflight/run_plan.h>
 #include <lockstep/train/preflight/run_start.h>
 #include <lockstep/train/stop_request.h>
@@ -23,12 +25,6 @@ namespace lockstep::train {
 
 namespace {
 
-// The most memory that tensors of this rank took on its GPU so far.
-std::optional<double> peak_memory(c10::Device device) {
-  if (!device.is_cuda()) return std::nullopt;
-  return static_cast<double>(device::gpu_peak_bytes(device.index()));
-}
-
 double scaled_learning_rate(const TrainerOptions& options, int num_ranks) {
   switch (options.learning_rate_scaling) {
     case LearningRateScaling::linear: return options.learning_rate * num_ranks;
@@ -36,13 +32,6 @@ double scaled_learning_rate(const TrainerOptions& options, int num_ranks) {
     case LearningRateScaling::none: break;
   }
   return options.learning_rate;
-}
-
-// The datasets' sampler would throw the same error, but without a name.
-void check(const std::shared_ptr<const data::Dataset>& dataset, const char* what) {
-  if (dataset == nullptr || dataset->size() == 0)
-    throw UsageError("there are no samples to {}: the dataset is {}", what,
-                     dataset == nullptr ? "a null pointer" : "empty");
 }
 
 // Returns the signal that interrupted any rank, the same on all ranks; 0 if there was none.
@@ -56,22 +45,18 @@ int signal_of(const DistributedManager& dist) {
   return 0;
 }
 
-data::DataLoader make_loader(const DistributedManager& dist,
-                             const std::shared_ptr<const data::Dataset>& dataset,
-                             const TrainerOptions& options, const Batch& batch, bool shuffle,
-                             bool drop_last) {
-  return data::DataLoader(dataset,
-                          data::DistributedSampler({.size = dataset->size(),
-                                                    .num_replicas = dist.data_size(),
-                                                    .rank = dist.data_rank(),
-                                                    .shuffle = shuffle,
-                                                    .seed = options.seed}),
-                          {.batch_size = batch.micro,
-                           .num_workers = options.num_workers,
-                           .prefetch = options.prefetch,
-                           .samples_per_step = batch.global,
-                           .drop_last = drop_last,
-                           .device = dist.device()});
+// UsageError if validations are to be judged, and cannot be.
+void check_judge(const TrainerOptions& options, bool validates,
+                 const std::vector<std::string>& metrics) {
+  if (options.patience == 0 && !options.keep_best) return;
+  if (!validates)
+    throw UsageError("{} is set, and there is no validation set to judge the weights by: give "
+                     "fit() one",
+                     options.patience > 0 ? "patience" : "keep_best");
+  const std::string& metric = options.judge.metric;
+  if (metric == "validation_loss" || std::ranges::count(metrics, metric) > 0) return;
+  throw UsageError("judge.metric is \"{}\", and validations have validation_loss{}{}", metric,
+                   metrics.empty() ? "" : ", ", fmt::join(metrics, ", "));
 }
 
 // fp16 always has a loss scale, even if none was asked for.
@@ -86,26 +71,45 @@ std::optional<optim::LossScaleOptions> loss_scale_of(const TrainerOptions& optio
 
 }  // namespace
 
-Trainer::Trainer(DistributedManager dist, std::shared_ptr<Task> task,
-                 std::shared_ptr<const data::Dataset> training,
-                 std::shared_ptr<const data::Dataset> validation, TrainerOptions options)
+Trainer::Trainer(DistributedManager dist, std::shared_ptr<Task> task, TrainerOptions options,
+                 std::shared_ptr<const Callbacks> callbacks)
     : dist_(std::move(dist)),
       task_(std::move(task)),
       model_(task_->model()),
       options_((check(options), std::move(options))),
-      batch_(asked_batch()),
-      loader_((check(training, "train on"), make_loader(dist_, training, options_, batch_,
-                                                        options_.shuffle, options_.drop_last))),
-      training_(std::move(training)),
-      validation_(std::move(validation)) {
-  if (validation_ != nullptr) check(validation_, "validate on");
-  std::vector<std::string> told = lines_of(options_);
-  told.push_back(fmt::format("the training set has {} samples", training_->size()));
-  told.push_back(fmt::format("the validation set has {} samples",
-                             validation_ == nullptr ? 0 : validation_->size()));
-  check_told_the_same(told, rank_messages());
+      callbacks_(std::move(callbacks)),
+      batch_(asked_batch()) {
+  check_told_the_same(lines_of(options_), rank_messages());
   check_autocast();
+}
+
+Trainer::~Trainer() = default;
+
+// Gives the run its data. If it has begun in other data, it goes on at the same place.
+void Trainer::begin(const Dataset& training, const Dataset& validation) {
+  check_samples(training, "train on");
+  if (training != training_ || loader_ == nullptr) {
+    std::optional<data::SamplerState> place = std::exchange(position_, std::nullopt);
+    if (!place && loader_ != nullptr) {
+      place = loader_->state();
+      if (place->position == 0) place->size = training->size();
+    }
+    loader_ = load_data(training, Samples::in_training_order);
+    training_ = training;
+    if (place) place_in_data(*place);
+  }
+  if (validation != nullptr) check_samples(validation, "validate on");
+  check_told_the_same({fmt::format("the training set has {} samples", training_->size()),
+                       fmt::format("the validation set has {} samples",
+                                   validation == nullptr ? 0 : validation->size())},
+                      rank_messages());
   check_batch_norms();
+  make_stepper();
+  count_steps();
+}
+
+void Trainer::make_stepper() {
+  if (stepper_ != nullptr) return;
   if (!dist_.is_wrapped(model_)) dist_.wrap_model(model_);
   stepper_ = std::make_unique<Stepper>(
       dist_, model_,
@@ -118,11 +122,25 @@ Trainer::Trainer(DistributedManager dist, std::shared_ptr<Task> task,
                      .on_non_finite = options_.on_non_finite,
                      .autocast = options_.autocast,
                      .loss_scale = loss_scale_of(options_, dist_.config()),
+                     .ema_decay = options_.ema_decay,
                      .seed = options_.seed});
-  count_steps();
 }
 
-Trainer::~Trainer() = default;
+// Forgets the run, but for the weights.
+void Trainer::begin_anew() {
+  if (!is_over_) return;
+  is_over_ = false;
+  reporter_.reset();
+  stepper_.reset();
+  loader_.reset();
+  position_.reset();
+  unsettled_times_.reset();
+  unreported_.reset();
+  batch_ = asked_batch();
+  step_ = samples_ = saved_step_ = not_better_ = epoch_steps_ = 0;
+  epoch_loss_ = epoch_count_ = 0;
+  result_ = {};
+}
 
 Batch Trainer::asked_batch() const {
   const std::int64_t num_ranks = dist_.data_size();
@@ -150,8 +168,10 @@ void Trainer::keep_batch(const std::map<std::string, double>& values) {
     return;
   }
   batch_ = divide_batch(begun->global, dist_.data_size(), options_.batch_size);
-  loader_.set_step(batch_.micro, batch_.global);
-  check_batch_norms();
+  if (loader_ != nullptr) {
+    loader_->set_step(batch_.micro, batch_.global);
+    check_batch_norms();
+  }
   // The learning rate belongs to this batch, too.
   stepper_->set_learning_rate(scaled_learning_rate(options_, begun->global / begun->of_a_rank));
   log::info("{}",
@@ -168,7 +188,7 @@ void Trainer::check_autocast() const {
 }
 
 void Trainer::check_batch_norms() const {
-  train::check_batch_norms(dist_, model_, loader_,
+  train::check_batch_norms(dist_, model_, *loader_,
                            {.micro = batch_.micro,
                             .asked_micro = options_.batch_size,
                             .global = batch_.global,
@@ -179,24 +199,33 @@ void Trainer::check_batch_norms() const {
 
 bool Trainer::finished() const {
   return (options_.max_steps && step_ >= *options_.max_steps) ||
-         (options_.epochs && loader_.state().epoch >= *options_.epochs);
+         (options_.epochs && loader_ != nullptr && loader_->state().epoch >= *options_.epochs);
 }
 
 void Trainer::count_steps() {
+  if (loader_ == nullptr || (!options_.max_steps && !options_.epochs)) return;
   total_steps_ = RunLength{.max_steps = options_.max_steps, .epochs = options_.epochs}.total_steps(
-      loader_.num_steps(),
-      {.steps_done = step_, .epoch = loader_.state().epoch, .steps_left = loader_.steps_left()});
+      loader_->num_steps(),
+      {.steps_done = step_, .epoch = loader_->state().epoch, .steps_left = loader_->steps_left()});
 }
 
 // With drop_last, the rest of an epoch that a run with other batches left may be less than a step.
 void Trainer::leave_finished_epoch() {
-  if (loader_.batches_left() == 0) loader_.set_epoch(loader_.state().epoch + 1);
+  if (loader_->batches_left() == 0) loader_->set_epoch(loader_->state().epoch + 1);
 }
 
-TrainingResult Trainer::run() {
+TrainingResult Trainer::fit(Dataset training, Dataset validation) {
+  check_length(options_);
+  begin_anew();
+  begin(training, validation);
+  check_judge(options_, validation != nullptr, task_->metric_names());
+  is_over_ = true;
+  wants_stop_ = false;
+  result_.end = TrainingResult::End::finished;
   const StopRequest stop;
-  // However run() is left, the folder is free for other runs afterwards.
+  // However fit() is left, the folder is free for other runs afterwards.
   const std::shared_ptr<void> gives_up_the_folder(nullptr, [this](void*) {
+    reporter_.reset();
     checkpoints_.reset();
     lock_.reset();
   });
@@ -212,46 +241,7 @@ TrainingResult Trainer::run() {
                                                            .on_gpu = dist_.device().is_cuda(),
                                                            .peak_flops = peak_flops()});
   result_.resumed_after = step_;
-  if (dist_.world_size() > 1) speeds_.emplace(dist_);
-  // State that is only in memory is saved before training goes on.
-  if (step_ > saved_step_ && agree_to_stop(stop.made()) && !finished())
-    result_.end = TrainingResult::End::interrupted;
-  while (!finished() && result_.end == TrainingResult::End::finished) {
-    if (reporter_ && stepper_->is_settled()) reporter_->begin_steps();
-    const std::int64_t epoch = loader_.state().epoch;
-    if (speeds_) speeds_->begin_step();
-    try {
-      train_step();
-    } catch (const CommError&) {
-      throw;
-    } catch (const std::exception&) {
-      // The step before may have caused this error; if it did, finish_step() throws the better
-      // message.
-      try {
-        finish_step();
-      } catch (const TrainingStopped&) {
-        throw;
-      } catch (const std::exception& error) {
-        log::debug("what the step before came to is not known: {}", error.what());
-      }
-      throw;
-    }
-    if (speeds_)
-      for (const std::string& news : speeds_->end_step(step_)) log::warn("{}", news);
-    report_settled();
-    const bool epoch_over = loader_.state().epoch > epoch;
-    if (!finished() &&
-        (options_.validation_interval > 0 ? due(options_.validation_interval) : epoch_over))
-      validate();
-    if (agree_to_stop(stop.made() || asked_to_leave()) && !finished())
-      result_.end = TrainingResult::End::interrupted;
-    const bool last = finished() || result_.end == TrainingResult::End::interrupted;
-    poll_save();
-    if (!last && due(options_.checkpoint_interval)) save(Saving::on_the_way);
-    if (!last && due(options_.memory_interval)) take_copy();
-  }
-  finish_step();
-  if (result_.end == TrainingResult::End::finished) validate();
+  run_loop(validation, stop);
   if (reporter_) {
     check_still_ours();
     reporter_->finish();
@@ -267,6 +257,92 @@ TrainingResult Trainer::run() {
   leave_copies();
   result_.step = step_;
   return result_;
+}
+
+void Trainer::run_loop(const Dataset& validation, const StopRequest& stop) {
+  using End = TrainingResult::End;
+  if (dist_.world_size() > 1) speeds_.emplace(dist_);
+  // State that is only in memory is saved before training goes on.
+  if (step_ > saved_step_ && agree({.leave = stop.made()}).leave && !finished())
+    result_.end = End::interrupted;
+  // A run that early stopping ended has no more to do.
+  if (options_.patience > 0 && not_better_ >= options_.patience) result_.end = End::stopped;
+  while (!finished() && result_.end == End::finished) {
+    if (reporter_ && stepper_->is_settled()) reporter_->begin_steps();
+    const std::int64_t epoch = loader_->state().epoch;
+    take_step();
+    report_settled();
+    const bool epoch_over = loader_->state().epoch > epoch;
+    if (epoch_over && !callbacks_->on_epoch.empty()) end_epoch();
+    if (!finished() &&
+        (options_.validation_interval > 0 ? due(options_.validation_interval) : epoch_over))
+      validate(validation);
+    const Wishes wishes = agree({.leave = stop.made() || asked_to_leave(), .stop = wants_stop_});
+    if (!finished() && wishes.leave) result_.end = End::interrupted;
+    if (!finished() && wishes.stop && !wishes.leave) result_.end = End::stopped;
+    const bool last = finished() || result_.end != End::finished;
+    poll_save();
+    if (!last && due(options_.checkpoint_interval)) save(Saving::on_the_way);
+    if (!last && due(options_.memory_interval)) take_copy();
+  }
+  finish_step();
+  if (result_.end == End::finished) validate(validation);
+}
+
+EpochEnd Trainer::train_epoch(Dataset training) {
+  begin(training, nullptr);
+  is_over_ = wants_stop_ = false;
+  epoch_loss_ = epoch_count_ = 0;
+  epoch_steps_ = 0;
+  if (dist_.world_size() > 1) speeds_.emplace(dist_);
+  const std::int64_t epoch = loader_->state().epoch;
+  while (loader_->state().epoch == epoch) {
+    take_step();
+    report_settled();
+    if (!callbacks_->on_step.empty() && agree({.stop = wants_stop_}).stop) break;
+  }
+  return end_epoch();
+}
+
+EpochEnd Trainer::end_epoch() {
+  finish_step();
+  const EpochEnd end{.epoch = loader_->state().epoch,
+                     .step = step_,
+                     .loss = unsigned_nan(epoch_loss_ / epoch_count_),
+                     .steps = epoch_steps_};
+  epoch_loss_ = epoch_count_ = 0;
+  epoch_steps_ = 0;
+  call(callbacks_->on_epoch, end);
+  return end;
+}
+
+// One step, and whether this rank is slow.
+void Trainer::take_step() {
+  if (speeds_) speeds_->begin_step();
+  try {
+    train_step();
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::exception&) {
+    // The step before may have caused this error; if it did, finish_step() throws the better
+    // message.
+    try {
+      finish_step();
+    } catch (const TrainingStopped&) {
+      throw;
+    } catch (const std::exception& error) {
+      log::debug("what the step before came to is not known: {}", error.what());
+    }
+    throw;
+  }
+  if (speeds_)
+    for (const std::string& news : speeds_->end_step(step_)) log::warn("{}", news);
+}
+
+template <typename Calls, typename Event>
+void Trainer::call(const Calls& callbacks, const Event& event) {
+  for (const auto& callback : callbacks)
+    if (callback(event) == Then::stop) wants_stop_ = true;
 }
 
 // The peak of all ranks' devices together, which are of one kind; 0 if it is not known.
@@ -292,18 +368,24 @@ void Trainer::report_settled() {
   if (!unreported_) return;
   const auto [step, times] = std::move(*unreported_);
   unreported_.reset();
-  if (!reporter_) return;
-  check_still_ours();
-  if (step.skipped != StepResult::Skipped::no)
-    reporter_->note(describe_skipped(step, stepper_->loss_scale()));
-  reporter_->step(step.number, {.loss = step.loss,
-                                .count = step.count,
-                                .gradient_norm = step.gradient_norm,
-                                .learning_rate = step.learning_rate,
-                                .loss_scale = step.loss_scale,
-                                .skipped_steps = result_.skipped_steps,
-                                .memory_bytes = peak_memory(dist_.device()),
-                                .times = times});
+  if (reporter_) {
+    check_still_ours();
+    if (step.skipped != StepResult::Skipped::no)
+      reporter_->note(describe_skipped(step, stepper_->loss_scale()));
+    reporter_->step(step.number, {.loss = step.loss,
+                                  .count = step.count,
+                                  .gradient_norm = step.gradient_norm,
+                                  .learning_rate = step.learning_rate,
+                                  .loss_scale = step.loss_scale,
+                                  .skipped_steps = result_.skipped_steps,
+                                  .memory_bytes = peak_memory(dist_.device()),
+                                  .times = times});
+  }
+  call(callbacks_->on_step, StepEnd{.step = step.number,
+                                    .loss = step.loss,
+                                    .gradient_norm = step.gradient_norm,
+                                    .learning_rate = step.learning_rate,
+                                    .was_skipped = step.skipped != StepResult::Skipped::no});
 }
 
 void Trainer::train_step() {
@@ -334,6 +416,11 @@ void Trainer::settle() {
     const StepResult step = stepper_->settle().value();
     if (step.skipped != StepResult::Skipped::no) ++result_.skipped_steps;
     if (step.skipped != StepResult::Skipped::nothing_to_learn) result_.loss = step.loss;
+    if (step.skipped == StepResult::Skipped::no) {
+      epoch_loss_ += step.loss * step.count;
+      epoch_count_ += step.count;
+    }
+    ++epoch_steps_;
     unreported_ = {.result = step, .times = unsettled_times_};
   });
 }
@@ -360,9 +447,9 @@ void Trainer::or_give_up(const Work& work) {
 
 // Runs forward and backward of the step's accumulated batches.
 void Trainer::run_passes(std::optional<StepTimes>& times) {
-  const std::int64_t global_batch = loader_.sampler().global_batch_size(batch_.micro);
-  const std::int64_t num_passes = std::min(batch_.accumulation, loader_.batches_left());
-  LOCKSTEP_CHECK(num_passes > 0, "epoch {} is over", loader_.state().epoch);
+  const std::int64_t global_batch = loader_->sampler().global_batch_size(batch_.micro);
+  const std::int64_t num_passes = std::min(batch_.accumulation, loader_->batches_left());
+  LOCKSTEP_CHECK(num_passes > 0, "epoch {} is over", loader_->state().epoch);
   std::optional<PartClock> clock;
   if (times) clock.emplace(dist_.device());
   const auto end_of = [&](double StepTimes::*part) {
@@ -374,7 +461,7 @@ void Trainer::run_passes(std::optional<StepTimes>& times) {
     return;
   }
   for (std::int64_t pass = 0; pass < num_passes; ++pass) {
-    data::Batch batch = loader_.next().value();
+    data::Batch batch = loader_->next().value();
     samples_ += batch.global_size;
     end_of(&StepTimes::data);
     nn::LossSum loss;
@@ -395,11 +482,11 @@ void Trainer::run_passes(std::optional<StepTimes>& times) {
 
 // Runs all batches at once: the schedule says when each stage works on which of them.
 void Trainer::run_pipeline(PipelinePasses& pipeline, std::int64_t num_passes) {
-  const std::int64_t global_batch = loader_.sampler().global_batch_size(batch_.micro);
+  const std::int64_t global_batch = loader_->sampler().global_batch_size(batch_.micro);
   std::vector<data::Batch> batches;
   std::int64_t count = 0;
   for (std::int64_t pass = 0; pass < num_passes; ++pass) {
-    data::Batch& batch = batches.emplace_back(loader_.next().value());
+    data::Batch& batch = batches.emplace_back(loader_->next().value());
     samples_ += batch.global_size;
     for (std::int64_t& row : batch.rows) row += pass * global_batch;
     count += pipeline.count(batch);
@@ -409,67 +496,10 @@ void Trainer::run_pipeline(PipelinePasses& pipeline, std::int64_t num_passes) {
   });
 }
 
-// If parameters are cut, a rank without samples has to compute, too, because the others gather its
-// parts. It gets a sample that does not count.
-bool Trainer::take_stand_in(data::Batch& batch, const data::Dataset& dataset) {
-  if (batch.size() > 0 || !dist_.every_rank_computes(model_)) return false;
-  constexpr std::int64_t kFirst[] = {0};
-  data::Batch sample = dataset.batch(kFirst);
-  batch.input = sample.input.to(dist_.device());
-  if (sample.target.defined()) batch.target = sample.target.to(dist_.device());
-  batch.target_on_host = at::Tensor();
-  batch.rows = {0};
-  return true;
-}
-
-void Trainer::validate() {
-  if (validation_ == nullptr) return;
-  finish_step();
-  note_progress("validation");
-  const c10::NoGradGuard no_grad;
-  model_->eval();
-  data::DataLoader loader = make_loader(dist_, validation_, options_, batch_, false, false);
-  const std::vector<std::string> names = task_->metric_names();
-  std::vector<double> sums(2 + names.size());
-  // Takes as many samples as that many training steps have, in every layout.
-  std::int64_t left = options_.validation_batches * batch_.accumulation;
-  if (options_.validation_batches == 0) left = loader.num_batches();
-  while (auto batch = left-- > 0 ? loader.next() : std::nullopt) {
-    const bool stands_in = take_stand_in(*batch, *validation_);
-    if (batch->size() == 0) continue;
-    const auto cast = stepper_->low_precision();
-    const Evaluation evaluation = task_->evaluate(*batch);
-    if (stands_in) continue;
-    sums[0] += evaluation.loss.sum.item<double>();
-    sums[1] += static_cast<double>(evaluation.loss.count);
-    for (std::size_t i = 0; i < names.size(); ++i) sums[2 + i] += evaluation.metric_sums[i];
-  }
-  sums = dist_.sum_over_data(std::move(sums));
-  result_.validation_loss.reset();
-  result_.validation_metrics.clear();
-  if (sums[1] == 0) {
-    if (reporter_)
-      reporter_->note(
-          fmt::format("step {}: no validation loss, as none of the samples counts", step_));
-    return;
-  }
-  result_.validation_loss = unsigned_nan(sums[0] / sums[1]);
-  for (std::size_t i = 0; i < names.size(); ++i)
-    result_.validation_metrics.push_back({names[i], sums[2 + i] / sums[1]});
-  if (!reporter_) return;
-  check_still_ours();
-  reporter_->validation(step_, *result_.validation_loss, result_.validation_metrics);
-}
-
-bool Trainer::agree_to_stop(bool wanted) const { return dist_.sum(wanted ? 1 : 0) > 0; }
-
-TrainingResult run_training(DistributedManager dist, std::shared_ptr<Task> task,
-                            std::shared_ptr<const data::Dataset> training,
-                            std::shared_ptr<const data::Dataset> validation,
-                            TrainerOptions options) {
-  return Trainer(std::move(dist), std::move(task), std::move(training), std::move(validation),
-                 std::move(options))
-      .run();
+Trainer::Wishes Trainer::agree(Wishes wanted) const {
+  const std::vector<double> sums =
+      dist_.sum(std::vector<double>{wanted.leave ? 1.0 : 0.0, wanted.stop ? 1.0 : 0.0});
+  return {.leave = sums[0] > 0, .stop = sums[1] > 0};
 }
 
 }  // namespace lockstep::train

@@ -16,6 +16,11 @@ namespace lockstep::train {
 
 namespace {
 
+// The names of numbers in a checkpoint.
+constexpr const char* kBest = "best";
+constexpr const char* kBestStep = "best.step";
+constexpr const char* kNotBetter = "best.validations_since";
+
 Beginning beginning_of(const TrainerOptions& options) {
   return {.resume = options.resume, .from = options.resume_from};
 }
@@ -23,13 +28,20 @@ Beginning beginning_of(const TrainerOptions& options) {
 }  // namespace
 
 checkpoint::TrainingState Trainer::state() const {
-  const data::SamplerState data = loader_.state();
+  const data::SamplerState data = loader_ != nullptr ? loader_->state()
+                                  : position_        ? *position_
+                                                     : data::SamplerState{.seed = options_.seed};
   std::map<std::string, double> values = stepper_->values();
   put({.global = batch_.global,
        .micro = options_.batch_size,
        .num_ranks = dist_.data_size(),
        .of_a_rank = options_.samples_per_step ? 0 : options_.batch_size * options_.accumulation},
       values);
+  if (result_.best) {
+    values[kBest] = *result_.best;
+    values[kBestStep] = static_cast<double>(result_.best_step);
+    values[kNotBetter] = static_cast<double>(not_better_);
+  }
   return {.step = step_,
           .data = {.epoch = data.epoch, .position = data.position, .size = data.size},
           .seed = data.seed,
@@ -60,6 +72,7 @@ void Trainer::open_output() {
                           .committed = [output = options_.output, lock = lock_](std::int64_t step) {
                             note_saved(output, step, *lock);
                           }});
+  if (options_.keep_best) result_.best_checkpoint = NamedCheckpoints(dist_).find(folder.best(), "");
 }
 
 // Only one generation at a time may write metrics or checkpoints.
@@ -188,11 +201,10 @@ void Trainer::restore(const std::filesystem::path& from) {
 
 // Restores the copies that ranks keep of each other's state. `on_disk` is the newest checkpoint.
 void Trainer::restore_copy(const checkpoint::Checkpoint& on_disk) {
-  const std::vector<mesh::HeldTensor> generators = stepper_->generators();
-  const auto state =
-      options_.peer_copies->restore(dist_, model_, stepper_->optimizer(), generators);
+  const std::vector<mesh::HeldTensor> beside = stepper_->beside_model();
+  const auto state = options_.peer_copies->restore(dist_, model_, stepper_->optimizer(), beside);
   LOCKSTEP_CHECK(state.has_value(), "a copy that was there is gone");
-  stepper_->restore_generators(generators);
+  stepper_->restored(beside, *state);
   go_on_from(*state, "copies in the ranks' memory");
   result_.checkpoint = on_disk.path;
   saved_step_ = on_disk.step;
@@ -207,17 +219,30 @@ void Trainer::go_on_from(const checkpoint::TrainingState& state, const std::stri
   samples_ = state.samples_seen;
   keep_batch(state.values);
   result_.loss = state.last_loss.value_or(0);
-  loader_.load_state({.epoch = state.data.epoch,
-                      .position = state.data.position,
-                      .size = state.data.size,
-                      .seed = state.seed});
-  leave_finished_epoch();
+  if (const auto best = state.values.find(kBest); best != state.values.end()) {
+    result_.best = best->second;
+    result_.best_step = static_cast<std::int64_t>(state.values.at(kBestStep));
+    not_better_ = static_cast<std::int64_t>(state.values.at(kNotBetter));
+  }
+  place_in_data({.epoch = state.data.epoch,
+                 .position = state.data.position,
+                 .size = state.data.size,
+                 .seed = state.seed});
   count_steps();
   if (finished())
     log::info("all {} steps were done before ({}): more of them need a larger max_steps or epochs",
               step_, what);
   else
     log::info("goes on from step {} ({})", step_, what);
+}
+
+// The data may not have been given yet.
+void Trainer::place_in_data(const data::SamplerState& position) {
+  position_ = position;
+  if (loader_ == nullptr) return;
+  position_.reset();
+  loader_->load_state(position);
+  leave_finished_epoch();
 }
 
 void Trainer::take_copy() {
@@ -256,6 +281,35 @@ void Trainer::save(Saving saving) {
         saved.error));
   }
   heed(saved);
+}
+
+// Training goes on without it.
+void Trainer::save_best() {
+  if (checkpoints_ == nullptr) return;
+  note_progress("checkpoint");
+  try {
+    result_.best_checkpoint = NamedCheckpoints(dist_).save(RunFolder(options_).best(), "",
+                                                           contents(), {.keep = 1, .lock = lock_});
+  } catch (const UsageError& error) {
+    if (dist_.is_main()) log::warn("the best weights were not saved: {}", error.what());
+  }
+}
+
+void Trainer::save_checkpoint(const std::filesystem::path& folder) {
+  make_stepper();
+  finish_step();
+  NamedCheckpoints(dist_).save(folder, "", contents(), {.keep = 1});
+}
+
+void Trainer::load_checkpoint(const std::filesystem::path& folder) {
+  begin_anew();
+  make_stepper();
+  finish_step();
+  const std::filesystem::path found = NamedCheckpoints(dist_).find(folder, "");
+  if (found.empty()) throw UsageError("'{}' has no checkpoint", folder.string());
+  const std::string what = fmt::format("the checkpoint '{}'", found.string());
+  Stepper::check(read_state(dist_, found), what);
+  go_on_from(stepper_->restore(found), what);
 }
 
 void Trainer::poll_save() {

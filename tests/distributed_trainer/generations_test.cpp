@@ -103,8 +103,9 @@ TEST(Generations, OneThatIsOverWhenItIsDoneIsLostAsAnyOther) {
   options.checkpoint_interval = 0;
   // Reasons why the run could not be saved are found before it begins.
   const auto task = std::make_shared<OverWhenItSaves>(folder.path(), 2);
-  train::Trainer trainer(dist, task, data::from_torch(Line(40)), nullptr, options);
-  EXPECT_THAT(comm_error([&] { trainer.run(); }).second, HasSubstr("generation 1"));
+  train::Trainer trainer(dist, task, options);
+  EXPECT_THAT(comm_error([&] { trainer.fit(data::from_torch(Line(40)), nullptr); }).second,
+              HasSubstr("generation 1"));
   EXPECT_FALSE(checkpoint::newest_checkpoint(folder / "checkpoints"));
 }
 

@@ -1,6 +1,6 @@
 // The test program. With --rank it is one rank of a job that runs the table of ranks.cpp, with
-// --fsdp that of fsdp_ranks.cpp, with --stages that of stages_in_bf16.cpp, with --train a rank of
-// sizes_ranks.cpp.
+// --fsdp that of fsdp_ranks.cpp, with --loops and --resharded those of loop_ranks.cpp, with
+// --stages that of stages_in_bf16.cpp, with --train a rank of sizes_ranks.cpp.
 #include <cstdlib>
 #include <cstring>
 
@@ -30,6 +30,12 @@ int main(int argc, char** argv) {
     lockstep::train_to(dist, argv[2], std::atoi(argv[3]));
     return 0;
   }
+  if (argc == 3 && std::strcmp(argv[1], "--loops") == 0)
+    return lockstep::ranks::run_cells(
+        [&](lockstep::ranks::Cells& cells) { lockstep::check_loops(cells, argv[2]); });
+  if (argc == 3 && std::strcmp(argv[1], "--resharded") == 0)
+    return lockstep::ranks::run_cells(
+        [&](lockstep::ranks::Cells& cells) { lockstep::check_resharded(cells, argv[2]); });
   if (argc == 2 && std::strcmp(argv[1], "--stages") == 0)
     return lockstep::ranks::run_cells(lockstep::check_stages_in_bf16);
   testing::InitGoogleTest(&argc, argv);

@@ -22,6 +22,10 @@ void check_fsdp(const DistributedManager& dist, ranks::Cells& cells);
 // a file of its own there.
 void train_to(const DistributedManager& dist, const std::filesystem::path& output,
               std::int64_t max_steps);
+// For any number of ranks, with a folder that they share: what a trainer does beside fit(), with
+// every strategy; and checkpoints that those ranks left there.
+void check_loops(ranks::Cells& cells, const std::filesystem::path& folder);
+void check_resharded(ranks::Cells& cells, const std::filesystem::path& folder);
 // The stages of a language model on two ranks, in 16 bits.
 void check_stages_in_bf16(ranks::Cells& cells);
 

@@ -280,6 +280,149 @@ TEST(Engine, WritesAndReadsTheModelAlone) {
   EXPECT_EQ(other.global_steps(), 0);
 }
 
+TEST(Engine, KeepsGradientsOnTheRankUnderNoSync) {
+  auto whole = engine_with({{"train_micro_batch_size_per_gpu", 8}});
+  train_until(whole, 2);
+  // The same samples, in passes that take no step.
+  auto engine = engine_with({{"train_batch_size", 4}});
+  std::int64_t pass = 0;
+  for (const auto& batch : engine.loader(kPoints)) {
+    if (engine.global_steps() == 2) break;
+    if (pass++ % 2 == 0) {
+      const auto local = engine.no_sync();
+      engine.backward(loss_of(engine, batch));
+      EXPECT_THAT(usage_error([&] { engine.step(); }), HasSubstr("while no_sync() holds"));
+    } else {
+      engine.backward(loss_of(engine, batch));
+      engine.step();
+    }
+    if (pass > 1) continue;
+    EXPECT_THAT(usage_error([&] { engine.save_checkpoint("nowhere"); }),
+                HasSubstr("gradients of passes under no_sync() wait"));
+  }
+  EXPECT_TRUE(at::allclose(weights(engine), weights(whole), 1e-6, 1e-6));
+  EXPECT_EQ(engine.last_step().count, 8);
+  EXPECT_EQ(engine.global_samples(), 16);
+}
+
+TEST(Engine, AnEpochMayEndUnderNoSync) {
+  auto engine = engine_with({{"train_batch_size", 4}});
+  while (engine.epoch() < 2) {
+    for (const auto& batch : engine.loader(kPoints)) {
+      const auto local = engine.no_sync();
+      engine.backward(loss_of(engine, batch));
+    }
+    EXPECT_EQ(engine.global_steps(), 0);
+  }
+  for (const auto& batch : engine.loader(kPoints)) {
+    engine.backward(loss_of(engine, batch));
+    engine.step();
+    break;
+  }
+  EXPECT_EQ(engine.last_step().count, 44);
+}
+
+// The header and the first cell of each row.
+std::vector<std::string> steps_of(const std::filesystem::path& csv) {
+  std::ifstream file(csv);
+  std::vector<std::string> cells;
+  for (std::string line; std::getline(file, line);)
+    cells.push_back(cells.empty() ? line : line.substr(0, line.find(',')));
+  return cells;
+}
+
+TEST(Engine, WritesTheMetricsOfItsSteps) {
+  const testing::TemporaryFolder folder;
+  const auto output = folder.path() / "run";
+  const json config = {{"output", output.string()}, {"wall_clock_breakdown", true}};
+  const std::string header =
+      "step,loss,validation_loss,learning_rate,gradient_norm,samples_per_second,seconds,"
+      "data_seconds,forward_seconds,backward_seconds,update_seconds";
+  {
+    auto engine = engine_with(config);
+    train_until(engine, 3);
+    EXPECT_THAT(steps_of(output / "metrics.csv"), ElementsAre(header, "1", "2", "3"));
+    engine.save_checkpoint();
+    train_until(engine, 4);
+    EXPECT_THAT(usage_error([&] { engine_with(config); }), HasSubstr("another run writes into"));
+  }
+  EXPECT_TRUE(std::filesystem::exists(output / "loss.svg"));
+  EXPECT_FALSE(std::filesystem::is_empty(output / "tensorboard"));
+  auto engine = engine_with(config);
+  EXPECT_EQ(engine.load_checkpoint()->global_step, 3);
+  train_until(engine, 5);
+  EXPECT_THAT(steps_of(output / "metrics.csv"), ElementsAre(header, "1", "2", "3", "4", "5"));
+  std::ifstream written(output / "config.json");
+  EXPECT_EQ(json::parse(written).at("output"), output.string());
+}
+
+TEST(Engine, WritesMetricsWhereDeepSpeedsKeysSay) {
+  const testing::TemporaryFolder folder;
+  {
+    auto engine = engine_with(
+        {{"csv_monitor",
+          {{"enabled", true}, {"output_path", folder.path().string()}, {"job_name", "mine"}}}});
+    train_until(engine, 2);
+  }
+  EXPECT_EQ(steps_of(folder.path() / "mine" / "metrics.csv").size(), 3u);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1);
+}
+
+TEST(Engine, SavesByItselfAndKeepsTheNewest) {
+  const testing::TemporaryFolder folder;
+  const json config = {{"output", (folder.path() / "run").string()},
+                       {"checkpoint", {{"interval", 2}, {"keep", 2}, {"async", true}}}};
+  const auto saved = folder.path() / "run" / "checkpoints";
+  {
+    auto engine = engine_with(config);
+    train_until(engine, 8);
+    engine.wait_for_checkpoint();
+    std::vector<std::string> names;
+    for (const auto& one : std::filesystem::directory_iterator(saved))
+      if (one.is_directory()) names.push_back(one.path().filename());
+    EXPECT_THAT(names, ::testing::UnorderedElementsAre("step-00000006", "step-00000008"));
+    EXPECT_EQ(engine.load_checkpoint()->global_step, 8);
+    // Back to an earlier step: what was saved last stays, whichever step it is of.
+    engine.load_checkpoint(saved, "");
+    train_until(engine, 9);
+    engine.save_checkpoint();
+    // The end of the engine waits for it.
+  }
+  auto engine = engine_with(config);
+  EXPECT_EQ(engine.load_checkpoint()->global_step, 9);
+}
+
+TEST(Engine, SaysWhyACheckpointWasNotWritten) {
+  auto engine = engine_with({{"checkpoint", {{"async", true}}}});
+  engine.save_checkpoint("/proc/nowhere");
+  EXPECT_THAT(usage_error([&] { engine.wait_for_checkpoint(); }),
+              HasSubstr("the checkpoint of step 0 could not be written"));
+  EXPECT_THAT(usage_error([&] { engine.save_checkpoint(); }), HasSubstr("set output"));
+}
+
+TEST(Engine, BeginsWhereTheConfigSays) {
+  const testing::TemporaryFolder folder;
+  auto first = engine_with();
+  train_until(first, 2);
+  const auto start = first.save_checkpoint(folder.path() / "first");
+  const auto from = [&](const json& resume) {
+    return engine_with(
+        {{"output", (folder.path() / "run").string()}, {"checkpoint", {{"resume", resume}}}});
+  };
+  {
+    auto engine = from(start.string());
+    EXPECT_EQ(engine.load_checkpoint()->global_step, 2);
+    train_until(engine, 3);
+    engine.save_checkpoint();
+  }
+  {
+    auto engine = from(start.string());
+    EXPECT_EQ(engine.load_checkpoint()->global_step, 3);
+  }
+  auto engine = from("never");
+  EXPECT_THAT(usage_error([&] { engine.load_checkpoint(); }), HasSubstr("choose another output"));
+}
+
 TEST(Engine, EvaluatesTheMeanOverAllSamples) {
   auto engine = engine_with();
   const auto loss = [&](const EngineBatch& batch) { return loss_of(engine, batch); };
@@ -471,6 +614,9 @@ TEST(EngineConfig, RefusesWhatIsTheProgramsAndNamesTheWay) {
   EXPECT_THAT(mistake({{"activation_checkpointing", {{"ratio", 0.5}}}}),
               HasSubstr("wrap_activation_checkpointing"));
   EXPECT_THAT(mistake({{"train_batch_sise", 8}}), HasSubstr("train_batch_size"));
+  EXPECT_THAT(mistake({{"checkpoint", {{"interval", 5}}}}), HasSubstr("set output"));
+  EXPECT_THAT(mistake({{"tensorboard", {{"enabled", true}}}}),
+              HasSubstr("set output, or output_path beside it"));
 }
 
 TEST(EngineConfig, ComesBackFromACheckpointsText) {

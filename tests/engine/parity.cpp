@@ -229,6 +229,31 @@ void check_engine_parity(Cells& cells) {
         });
     }
   }
+  set_default_type(at::kDouble);
+  Subject subject = subjects().front();
+  subject.num_samples = 36;
+  const std::vector<NamedTensor> wanted = train_alone(subject, 1);
+  for (Layout layout : layouts(subject, cells.num_ranks())) {
+    layout.keys["train_batch_size"] = subject.batch / 2;
+    cells.cell("every other batch under no_sync(), " + layout.name, [&] {
+      auto engine = initialize(config_of(subject, layout, cells.num_ranks()), subject.make);
+      const auto points = std::make_shared<plain::Points>(subject.num_samples);
+      const std::int64_t accumulation = engine.gradient_accumulation_steps();
+      std::int64_t pass = 0;
+      for (const auto& batch : engine.loader(points)) {
+        const at::Tensor loss = plain::mean_loss(engine.forward(batch.data), batch.target);
+        if (pass++ / accumulation % 2 == 0) {
+          const auto local = engine.no_sync();
+          engine.backward(loss);
+        } else {
+          engine.backward(loss);
+          engine.step();
+        }
+      }
+      cells.expect(engine.global_steps() == 3, "the number of steps is another one");
+      expect_state(cells, engine, wanted, 1e-9);
+    });
+  }
   set_default_type(at::kFloat);
 }
 

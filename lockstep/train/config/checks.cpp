@@ -477,17 +477,17 @@ void check_stages_of_program(JsonSection& section, const ParallelSection& parall
   if (section.find("timeline_step") != nullptr) section.has_no_effect("timeline_step");
 }
 
-// The model, the data and the loop are the program's, and the config has nothing of them.
-void check_for_program(JsonSection& top, const TrainConfig& config) {
-  if (top.find("model") != nullptr)
-    top.mistake("model", "describes a model, and the program gives its own to "
-                         "lockstep::initialize(): remove it");
+// The model and the data are a program's or a library's, and the config says how it is trained.
+void check_own_model(JsonSection& top, const TrainConfig& config) {
+  const bool of_library = config.model_of == ModelOf::library;
   JsonSection data = top.section("data");
   for (const std::string_view key :
        {"train", "validation", "validation_fraction", "format", "sequence_length"})
     if (data.find(key) != nullptr)
-      data.mistake(key, "is of data in files of tokens, and the program gives its own data set to "
-                        "Engine::loader(): remove it");
+      data.mistake(key, fmt::format("is of data in files of tokens, and {}: remove it",
+                                    of_library ? "the library of model.library has its own data set"
+                                               : "the program gives its own data set to "
+                                                 "Engine::loader()"));
   const ParallelSection& parallel = config.parallel;
   JsonSection axes = top.section("parallel");
   if (!config.tensor_plan.empty() && parallel.tensor == 1 && axes.sound({"tensor"}))
@@ -497,7 +497,13 @@ void check_for_program(JsonSection& top, const TrainConfig& config) {
       axes.sound({"sequence_parallel"}))
     axes.mistake("sequence_parallel", "is true, and tensor_plan cuts plain layers, between which "
                                       "activations are whole: remove one of them");
-  if (parallel.pipeline > 1) check_stages_of_program(axes, parallel);
+  if (of_library && parallel.pipeline > 1 && axes.sound({"pipeline"}))
+    axes.mistake("pipeline",
+                 fmt::format("is {}, and lockstep train spreads a library's model over the "
+                             "axes of data and tensor: remove it, or cut the model into "
+                             "stages in a program, with lockstep::initialize()",
+                             parallel.pipeline));
+  if (!of_library && parallel.pipeline > 1) check_stages_of_program(axes, parallel);
   if (parallel.context > 1 && axes.sound({"context"}))
     axes.mistake("context", fmt::format("is {}, and only attention of lockstep::nn can share a "
                                         "sequence among ranks: remove it, or give such attention a "
@@ -507,9 +513,40 @@ void check_for_program(JsonSection& top, const TrainConfig& config) {
   if (config.recomputed_blocks > 0)
     recomputed.mistake("ratio", "is of the built-in models: in the function that makes your model, "
                                 "call wrap_activation_checkpointing(model, …) in its place");
-  for (const std::string_view key : {"epochs", "output", "validation", "checkpoint", "tensorboard",
-                                     "csv_monitor", "wall_clock_breakdown"})
+}
+
+void check_of_no_library(JsonSection& top) {
+  JsonSection model = top.section("model");
+  for (const std::string_view key : {"name", "options"})
+    if (model.find(key) != nullptr)
+      model.mistake(key, "is of a model in a library, and model.library is not set: set it, or "
+                         "remove this");
+  model.section("options").allow_anything();
+}
+
+// The loop is the program's, too.
+void check_for_program(JsonSection& top, const TrainConfig& config) {
+  if (top.find("model") != nullptr)
+    top.mistake("model", "describes a model, and the program gives its own to "
+                         "lockstep::initialize(): remove it");
+  for (const std::string_view key : {"epochs", "validation"})
     if (top.find(key) != nullptr) top.has_no_effect(key);
+  JsonSection checkpoint = top.section("checkpoint");
+  if (config.checkpoint.memory_interval > 0) checkpoint.has_no_effect("memory_interval");
+  if (!config.output.empty() || !top.sound({"output"})) return;
+  if (config.checkpoint.interval > 0)
+    checkpoint.mistake("interval", fmt::format("is {}, and there is no folder for checkpoints that "
+                                               "nobody asks for: set output",
+                                               config.checkpoint.interval));
+  const auto check_monitor = [&](const char* name, const MonitorSection& monitor) {
+    JsonSection section = top.section(name);
+    if (section.find("enabled") != nullptr && monitor.enabled && monitor.output_path.empty() &&
+        section.sound({"enabled", "output_path"}))
+      section.mistake("enabled", "is true, and there is no folder for the files: set output, or "
+                                 "output_path beside it");
+  };
+  check_monitor("tensorboard", config.tensorboard);
+  check_monitor("csv_monitor", config.csv_monitor);
 }
 
 void check_length(JsonSection& top, const TrainConfig& config) {
@@ -521,13 +558,17 @@ void check_length(JsonSection& top, const TrainConfig& config) {
 }  // namespace
 
 void check_together(JsonReader& reader, JsonSection& top, TrainConfig& config) {
+  if (config.model_of != ModelOf::config) check_own_model(top, config);
   if (config.model_of == ModelOf::program) {
     check_for_program(top, config);
+  } else if (config.model_of == ModelOf::library) {
+    check_length(top, config);
   } else {
     if (!config.tensor_plan.empty())
       top.mistake("tensor_plan", "is for a model that a program gives to lockstep::initialize(): "
                                  "built-in models know which of their layers are cut; remove it");
     check_length(top, config);
+    check_of_no_library(top);
     check_data(top, config.data);
     check_model(top, config);
   }

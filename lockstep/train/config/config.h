@@ -28,6 +28,11 @@
 namespace lockstep::train {
 
 struct ModelSection {
+  // A shared library with a model of the user's own, the name that it has there, and its options, a
+  // JSON object; where it is set, nothing below is.
+  std::filesystem::path library;
+  std::string name;
+  std::string options = "{}";
   // A Hugging Face folder whose model is trained further; where it is set, nothing below is.
   std::filesystem::path from;
   std::string family = "gpt2";  // a models::Family's name
@@ -110,7 +115,7 @@ enum class Resume {
 
 struct CheckpointSection {
   std::int64_t interval = 1000;  // steps; 0: only at the end
-  std::int64_t keep = 2;         // the newest so many
+  std::int64_t keep = 2;         // the newest so many; 0: all
   bool asynchronous = true;      // training goes on while they are written
   // Steps between copies in other ranks' memory; 0: none.
   std::int64_t memory_interval = 0;
@@ -195,6 +200,7 @@ enum class DeviceChoice { automatic, cpu, cuda };
 // Whose model, data and loop a config is for.
 enum class ModelOf {
   config,   // `lockstep train`: the config describes them
+  library,  // `lockstep train`: the library of model.library has model, loss and data
   program,  // lockstep::initialize(): the program has them, and the config says how it trains
 };
 
@@ -212,7 +218,7 @@ struct TrainConfig {
   std::optional<std::int64_t> max_steps;
   std::optional<std::int64_t> epochs;  // with max_steps too, whichever ends first
   std::int64_t seed = 1234;
-  std::filesystem::path output;  // the run's folder
+  std::filesystem::path output;  // the run's folder; empty where a program has none
   ValidationSection validation;
   CheckpointSection checkpoint;
   MonitorSection tensorboard;

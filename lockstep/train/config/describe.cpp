@@ -39,8 +39,27 @@ std::string about_families() {
   return text;
 }
 
-void describe_model(Keys& keys, const DataSection& data, ModelSection& model) {
+void describe_own_model(Keys& keys, ModelSection& model) {
+  keys.path({.name = "library",
+             .meaning = "a shared library with a model of your own, its loss and its data "
+                        "([own-models.md](own-models.md))",
+             .by_default = "none"},
+            model.library);
+  keys.text({.name = "name",
+             .meaning = "the name that the library gives the model; with `model.library`",
+             .by_default = "needed with `model.library`",
+             .needed = "the name that the library gives the model"},
+            model.name);
+  keys.object({.name = "options",
+               .meaning = "what the model can be told, an object; with `model.library`",
+               .by_default = "`{}`"},
+              model.options);
+}
+
+void describe_model(Keys& keys, ModelOf model_of, const DataSection& data, ModelSection& model) {
   keys.chapter("Model");
+  if (keys.has(model_of == ModelOf::library)) describe_own_model(keys, model);
+  if (!keys.has(model_of == ModelOf::config)) return;
   if (keys.writes(!model.from.empty()))
     keys.path({.name = "from",
                .meaning = "a checkpoint, or a Hugging Face folder with `config.json` and "
@@ -371,7 +390,7 @@ void describe_scheduler(Keys& keys, TrainConfig& config) {
 void describe_monitor(Keys& keys, MonitorSection& monitor, const Key& enabled,
                       const Key& output_path, const Key& job_name) {
   keys.boolean(enabled, monitor.enabled);
-  keys.path(output_path, monitor.output_path);
+  if (keys.writes(!monitor.output_path.empty())) keys.path(output_path, monitor.output_path);
   keys.text(job_name, monitor.job_name);
   keys.then([&] {
     if (monitor.job_name.find('/') == std::string::npos && monitor.job_name != "..") return;
@@ -383,8 +402,8 @@ void describe_monitor(Keys& keys, MonitorSection& monitor, const Key& enabled,
 void describe_checkpoint(Keys& keys, CheckpointSection& checkpoint) {
   keys.integer({.name = "interval", .meaning = "steps between checkpoints; 0: only at the end"},
                checkpoint.interval, {0, kMostSteps});
-  keys.integer({.name = "keep", .meaning = "how many of the newest are kept"}, checkpoint.keep,
-               {1, 1'000'000});
+  keys.integer({.name = "keep", .meaning = "how many of the newest are kept; 0: all"},
+               checkpoint.keep, {0, 1'000'000});
   keys.boolean({.name = "async",
                 .meaning = "training goes on while a checkpoint is written: what a rank writes of "
                            "it is copied to the host first, and takes that much more memory there. "
@@ -421,10 +440,11 @@ void describe_run(Keys& keys, TrainConfig& config) {
                 .meaning = "of initial weights, dropout and the order of the data",
                 .deepspeed = "same"},
                config.seed, {0, std::numeric_limits<std::int64_t>::max()});
-  keys.path({.name = "output",
-             .meaning = "the run's folder",
-             .by_default = "`runs/<name of the config>`"},
-            config.output);
+  if (keys.writes(!config.output.empty()))
+    keys.path({.name = "output",
+               .meaning = "the run's folder",
+               .by_default = "`runs/<name of the config>`"},
+              config.output);
   keys.section({.name = "validation"}, [&](Keys& inside) {
     inside.integer(
         {.name = "interval",
@@ -436,6 +456,9 @@ void describe_run(Keys& keys, TrainConfig& config) {
   keys.section({.name = "checkpoint"},
                [&](Keys& inside) { describe_checkpoint(inside, config.checkpoint); });
   keys.then([&] {
+    // A program without a folder asks for the files that it wants.
+    config.tensorboard.enabled = config.csv_monitor.enabled = !config.output.empty();
+    if (config.output.empty()) return;
     config.tensorboard.output_path = config.output / "tensorboard";
     config.csv_monitor.output_path = config.output;
   });
@@ -827,18 +850,19 @@ void describe_precision(Keys& keys, PrecisionSection& precision) {
 }  // namespace
 
 void describe(Keys& keys, TrainConfig& config) {
-  const bool has_model = config.model_of == ModelOf::config;
+  const bool has_tokens = config.model_of == ModelOf::config;
   // A model's positions are by default those of the data; the tables have the model first.
   keys.section({.name = "data",
-                .needed = has_model ? "say what is trained on, for example \"data\": {\"train\": "
-                                      "\"input.txt\", \"sequence_length\": 256}"
-                                    : ""},
+                .needed = has_tokens ? "say what is trained on, for example \"data\": {\"train\": "
+                                       "\"input.txt\", \"sequence_length\": 256}"
+                                     : ""},
                [&](Keys& inside) { describe_data(inside, config, config.data); });
-  if (keys.has(has_model))
-    keys.section({.name = "model",
-                  .needed = "say what is trained, for example \"model\": {\"family\": \"gpt2\", "
-                            "\"hidden_size\": 384, \"num_layers\": 6, \"num_heads\": 6}"},
-                 [&](Keys& inside) { describe_model(inside, config.data, config.model); });
+  if (keys.has(config.model_of != ModelOf::program))
+    keys.section(
+        {.name = "model",
+         .needed = "say what is trained, for example \"model\": {\"family\": \"gpt2\", "
+                   "\"hidden_size\": 384, \"num_layers\": 6, \"num_heads\": 6}"},
+        [&](Keys& inside) { describe_model(inside, config.model_of, config.data, config.model); });
   describe_batch(keys, config);
   describe_run(keys, config);
   keys.chapter("Optimizer and schedule");

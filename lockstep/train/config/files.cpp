@@ -143,19 +143,24 @@ void check_writable(JsonReader& reader, const std::string& key, const fs::path& 
 // Said once where it is in the run's folder, which has been looked at.
 void check_monitor(JsonReader& reader, const std::string& key, const fs::path& output,
                    const MonitorSection& monitor) {
+  if (!monitor.enabled || monitor.output_path.empty()) return;
   const fs::path within = monitor.output_path.lexically_relative(output);
-  if (!monitor.enabled || (!within.empty() && *within.begin() != "..")) return;
+  if (!within.empty() && *within.begin() != "..") return;
   check_writable(reader, key, monitor.output_path);
 }
 
 }  // namespace
 
 void check_files(JsonReader& reader, const TrainConfig& config, NamedFiles files) {
-  if (config.model_of == ModelOf::program) return;
-  check_data(reader, "data.train", config.data.train, config.data);
-  check_data(reader, "data.validation", config.data.validation, config.data);
-  if (!config.model.from.empty()) check_model_folder(reader, config.model.from);
-  check_writable(reader, "output", config.output);
+  if (config.model_of == ModelOf::config) {
+    check_data(reader, "data.train", config.data.train, config.data);
+    check_data(reader, "data.validation", config.data.validation, config.data);
+    if (!config.model.from.empty()) check_model_folder(reader, config.model.from);
+  }
+  if (config.model_of == ModelOf::library && !fs::is_regular_file(config.model.library))
+    reader.mistake("model.library",
+                   fmt::format("is '{}': there is no such file", config.model.library.string()));
+  if (!config.output.empty()) check_writable(reader, "output", config.output);
   check_monitor(reader, "tensorboard.output_path", config.output, config.tensorboard);
   check_monitor(reader, "csv_monitor.output_path", config.output, config.csv_monitor);
   if (config.checkpoint.resume == Resume::from && files == NamedFiles::checked)

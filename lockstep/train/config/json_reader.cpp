@@ -409,6 +409,14 @@ bool JsonSection::choices(std::string_view key,
   return !has_mistake(key);
 }
 
+bool JsonSection::object(std::string_view key, std::string& json) {
+  if (find(key) == nullptr) return false;
+  JsonSection inside = section(key);
+  inside.allow_anything();
+  if (inside.present()) json = inside.node_->text_of_value();
+  return inside.present();
+}
+
 JsonSection JsonSection::section(std::string_view key) {
   const JsonNode* node = find(key);
   if (node != nullptr && node->object() == nullptr) {

@@ -160,6 +160,9 @@ class JsonSection {
   bool choices(std::string_view key, std::vector<std::pair<std::string, std::size_t>>& chosen,
                const std::vector<std::string_view>& names);
 
+  // A section whose keys are free, as JSON.
+  bool object(std::string_view key, std::string& json);
+
   JsonSection section(std::string_view key);
 
   // The other keys that the document sets here, comments left out. They become known.

@@ -213,18 +213,24 @@ std::size_t shown_bytes(std::string_view text) {
   return is_none || is_control ? 0 : length;
 }
 
-json to_library(const JsonNode& node) {
+// What becomes of objects within.
+enum class Objects { whole, shortened };
+
+json to_library(const JsonNode& node, Objects objects) {
   return std::visit(
-      [](const auto& value) -> json {
+      [&](const auto& value) -> json {
         using Value = std::decay_t<decltype(value)>;
         if constexpr (std::is_same_v<Value, JsonNull>) {
           return nullptr;
         } else if constexpr (std::is_same_v<Value, JsonList>) {
           json list = json::array();
-          for (const JsonNode& item : value) list.push_back(to_library(item));
+          for (const JsonNode& item : value) list.push_back(to_library(item, objects));
           return list;
         } else if constexpr (std::is_same_v<Value, JsonObject>) {
-          return "{...}";
+          if (objects == Objects::shortened) return "{...}";
+          json object = json::object();
+          for (const auto& [key, item] : value) object[key] = to_library(item, objects);
+          return object;
         } else {
           return value;
         }
@@ -279,10 +285,15 @@ bool JsonNode::asks_for_nothing() const {
   return false;
 }
 
+std::string JsonNode::text_of_value() const {
+  return to_library(*this, Objects::whole).dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
 std::string JsonNode::quoted() const {
-  return shorten_quote(
-      object() != nullptr ? "{...}"
-                          : to_library(*this).dump(-1, ' ', false, json::error_handler_t::replace));
+  return shorten_quote(object() != nullptr
+                           ? "{...}"
+                           : to_library(*this, Objects::shortened)
+                                 .dump(-1, ' ', false, json::error_handler_t::replace));
 }
 
 JsonNode parse_json(std::string_view text, const std::string& file) {

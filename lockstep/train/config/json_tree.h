@@ -36,6 +36,8 @@ struct JsonNode {
   bool is_default() const;
   // Also what switches nothing on: false, and 0.
   bool asks_for_nothing() const;
+  // As JSON, whole.
+  std::string text_of_value() const;
   // As JSON, shortened to fit in a sentence.
   std::string quoted() const;
 };

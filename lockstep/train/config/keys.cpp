@@ -55,6 +55,9 @@ class ReadingKeys final : public Keys {
   bool path(const Key& key, std::filesystem::path& value) override {
     return read(key, [&] { return paths_.read(section_, key.name, value); });
   }
+  bool object(const Key& key, std::string& json) override {
+    return read(key, [&] { return section_.object(key.name, json); });
+  }
   bool paths(const Key& key, std::vector<std::filesystem::path>& values) override {
     return read(key, [&] {
       std::vector<std::string> texts;
@@ -166,6 +169,9 @@ class LookingKeys : public Keys {
     const Json text = {{"type", "string"}, {"minLength", 1}};
     return look(key, list,
                 {{"anyOf", {text, {{"type", "array"}, {"items", text}, {"minItems", 1}}}}});
+  }
+  bool object(const Key& key, std::string& json) override {
+    return look(key, Json::parse(json), {{"type", "object"}});
   }
   bool word_or_path(const Key& key, std::string_view word, bool& is_word,
                     std::filesystem::path& value) override {

@@ -58,6 +58,8 @@ class Keys {
   virtual bool text(const Key& key, std::string& value) = 0;
   virtual bool path(const Key& key, std::filesystem::path& value) = 0;
   virtual bool paths(const Key& key, std::vector<std::filesystem::path>& values) = 0;
+  // An object whose keys are free, as JSON.
+  virtual bool object(const Key& key, std::string& json) = 0;
   // The word, or a path.
   virtual bool word_or_path(const Key& key, std::string_view word, bool& is_word,
                             std::filesystem::path& value) = 0;

@@ -12,9 +12,15 @@ TrainConfig read_sections(JsonReader& reader, const ConfigSource& source) {
   JsonSection top = reader.top();
   TrainConfig config;
   config.model_of = source.model_of;
+  if (source.model_of == ModelOf::config && top.section("model").find("library") != nullptr)
+    config.model_of = ModelOf::library;
   std::string stem = std::filesystem::path(source.name).stem().string();
   if (stem.empty() || stem == "." || stem == "..") stem = "run";
-  config.output = paths.absolute("", "runs/" + stem);
+  if (source.model_of != ModelOf::program)
+    config.output = paths.absolute("", "runs/" + stem);
+  else
+    // A program says itself when to save, and which of its checkpoints it no longer needs.
+    config.checkpoint = {.interval = 0, .keep = 0, .asynchronous = false};
   read_keys(top, paths, config);
   check_together(reader, top, config);
   read_deepspeed_keys(top);

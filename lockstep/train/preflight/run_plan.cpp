@@ -380,6 +380,29 @@ class Resolver {
 
 }  // namespace
 
+void check_is_built_in(const TrainConfig& config) {
+  if (config.model_of == ModelOf::library)
+    throw UsageError("the model is that of the library '{}', which lockstep train trains; this "
+                     "looks into built-in models alone",
+                     config.model.library.string());
+}
+
+Batch resolve_own_run(ConfigDraft& draft, int world_size, const std::optional<BegunBatch>& begun) {
+  Batch batch;
+  const TrainConfig& config = draft.config();
+  draft.check({"parallel.data", "parallel.tensor", "train_batch_size",
+               "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "elasticity",
+               "fsdp.ranks_per_copy", "zero_optimization.zero_hpz_partition_size"},
+              [&] {
+                const std::int64_t num_data_ranks = data_ranks(config, std::nullopt, world_size);
+                check_copies(config.sharding, num_data_ranks);
+                check_nodes(config.sharding, num_data_ranks);
+                batch = resolve_batch(config, num_data_ranks, begun);
+              });
+  draft.finish();
+  return batch;
+}
+
 BatchShares share_batch(const TrainConfig& config, const models::ModelConfig& model, int world_size,
                         const std::optional<BegunBatch>& begun) {
   const std::int64_t num_data_ranks = data_ranks(config, model, world_size);
@@ -390,6 +413,7 @@ BatchShares share_batch(const TrainConfig& config, const models::ModelConfig& mo
 
 ResolvedRun resolve_run(ConfigDraft& draft, int world_size,
                         const std::optional<BegunBatch>& begun) {
+  check_is_built_in(draft.config());
   return Resolver(draft, world_size, begun).resolve();
 }
 
@@ -400,6 +424,7 @@ ResolvedRun resolve_run(const TrainConfig& config, int world_size,
 }
 
 models::ModelConfig resolve_model(const TrainConfig& config) {
+  check_is_built_in(config);
   std::int64_t vocabulary = 0;
   if (config.model.from.empty() && config.model.vocab_size == 0) {
     try {

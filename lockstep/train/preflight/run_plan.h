@@ -41,6 +41,14 @@ ResolvedRun resolve_run(const TrainConfig& config, int world_size,
 ResolvedRun resolve_run(ConfigDraft& draft, int world_size,
                         const std::optional<BegunBatch>& begun = {});
 
+// UsageError where the config's model is in a library: nothing is known of it before a rank loads
+// it.
+void check_is_built_in(const TrainConfig& config);
+// What can be checked of such a run without the library: the batch of this number of ranks.
+// UsageError with all mistakes.
+Batch resolve_own_run(ConfigDraft& draft, int world_size,
+                      const std::optional<BegunBatch>& begun = {});
+
 // The ranks that share a step's samples.
 struct BatchShares {
   std::int64_t num_data_ranks = 1;  // those that have samples of their own

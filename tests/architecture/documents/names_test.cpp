@@ -151,7 +151,7 @@ bool names_all_ours(const Page& page) {
 class Checker {
  public:
   explicit Checker(fs::path root) : root_(std::move(root)), dev_(read_text(root_ / "dev")) {
-    static const std::regex part(R"(lockstep_part\((\w+))");
+    static const std::regex part(R"((?:lockstep_part\(|add_library\(lockstep_)(\w+))");
     for (const auto& entry : fs::recursive_directory_iterator(root_ / "lockstep")) {
       const fs::path& file = entry.path();
       if (file.extension() == ".h") {

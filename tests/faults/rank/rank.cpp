@@ -242,8 +242,8 @@ int train(const Options& options, const std::shared_ptr<PeerCopies>& copies) {
                                     .peer_copies = copies,
                                     .tensorboard = false,
                                     .steps_per_print = 1};
-    train::Trainer trainer(dist, task, std::make_shared<Numbers>(), nullptr, how);
-    const auto result = trainer.run();
+    train::Trainer trainer(dist, task, how);
+    const auto result = trainer.fit(std::make_shared<Numbers>(), nullptr);
     log.say(fmt::format("ended at {} step {} skipped {} weights {}", now_ns(), result.step,
                         result.skipped_steps, weights_text(task->net())));
     return result.end == train::TrainingResult::End::finished ? 0 : 128 + result.signal;

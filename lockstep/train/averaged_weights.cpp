@@ -1,0 +1,73 @@
+#include <lockstep/train/averaged_weights.h>
+
+#include <set>
+#include <string>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+namespace lockstep::train {
+
+AveragedWeights::AveragedWeights(DistributedManager dist, std::shared_ptr<torch::nn::Module> model,
+                                 double decay)
+    : dist_(std::move(dist)), model_(std::move(model)), decay_(decay) {
+  begin();
+}
+
+void AveragedWeights::update(const at::Tensor& factor) {
+  const c10::NoGradGuard no_grad;
+  const at::Tensor share = factor.ne(0).to(at::kDouble).mul(1 - decay_);
+  const std::vector<mesh::HeldTensor> now = weights();
+  for (std::size_t i = 0; i < now.size(); ++i)
+    averages_[i].lerp_(now[i].values, share.to(averages_[i].options()));
+}
+
+void AveragedWeights::begin() {
+  const c10::NoGradGuard no_grad;
+  averages_.clear();
+  for (const mesh::HeldTensor& one : weights()) averages_.push_back(one.values.clone());
+}
+
+std::vector<mesh::HeldTensor> AveragedWeights::held() const {
+  std::vector<mesh::HeldTensor> all = weights();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i].name = "average/" + all[i].name;
+    all[i].values = averages_[i];
+  }
+  return all;
+}
+
+void AveragedWeights::in_place_of_weights(const std::function<void()>& work) {
+  swap();
+  try {
+    work();
+  } catch (...) {
+    swap();
+    throw;
+  }
+  swap();
+}
+
+std::vector<mesh::HeldTensor> AveragedWeights::weights() const {
+  std::set<std::string> buffers;
+  for (const auto& item : model_->named_buffers()) buffers.insert(item.key());
+  std::vector<mesh::HeldTensor> all = dist_.held_state(model_);
+  std::erase_if(all, [&](const mesh::HeldTensor& one) {
+    return buffers.contains(one.name) || !one.values.is_floating_point();
+  });
+  return all;
+}
+
+void AveragedWeights::swap() {
+  const c10::NoGradGuard no_grad;
+  const std::vector<mesh::HeldTensor> now = weights();
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    const at::Tensor weight = now[i].values.clone();
+    now[i].values.copy_(averages_[i]);
+    averages_[i].copy_(weight);
+  }
+  dist_.held_state_written(model_);
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,46 @@
+// The exponential moving average of a model's weights.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <lockstep/distributed/distributed.h>
+#include <lockstep/mesh/tensors.h>
+
+namespace lockstep::train {
+
+// After each step, average ← decay · average + (1 − decay) · weights. It begins as the weights are.
+// Each rank averages the parts that it holds, in their own precision; buffers are not averaged.
+//
+// Ownership: shares the model and the job; owns as much memory as this rank's weights take.
+// Threading: one thread. Failure: CommError.
+class AveragedWeights {
+ public:
+  AveragedWeights(DistributedManager dist, std::shared_ptr<torch::nn::Module> model, double decay);
+
+  // `factor`: one Double, 0 if the step left the weights as they are, which only the device knows.
+  void update(const at::Tensor& factor);
+  // Forgets the average: it is what the weights are now.
+  void begin();
+
+  // This rank's parts, as "average/<name>": the memory itself.
+  std::vector<mesh::HeldTensor> held() const;
+
+  // Runs `work` with the average in place of the weights, on all ranks.
+  void in_place_of_weights(const std::function<void()>& work);
+
+ private:
+  std::vector<mesh::HeldTensor> weights() const;
+  void swap();
+
+  mutable DistributedManager dist_;
+  std::shared_ptr<torch::nn::Module> model_;
+  double decay_;
+  std::vector<at::Tensor> averages_;  // in the order of weights()
+};
+
+}  // namespace lockstep::train

@@ -1,0 +1,236 @@
+// What a trainer does beside fit(), on every number of ranks and with every strategy, against one
+// process: epochs, evaluation, prediction, checkpoints, averaged weights, and when it stops.
+#include <cmath>
+
+#include <torch/nn/modules/linear.h>
+
+#include <lockstep/data/data_loader.h>
+#include <lockstep/train/distributed_trainer.h>
+
+#include "line.h"
+#include "ranks.h"
+
+namespace lockstep {
+
+namespace {
+
+constexpr double kRate = 0.05, kDecay = 0.8;
+constexpr std::int64_t kSamples = 17, kBatch = 6;
+
+struct TwoLayersImpl : torch::nn::Module {
+  TwoLayersImpl() {
+    torch::manual_seed(5);
+    first = register_module("first", torch::nn::Linear(2, 5));
+    second = register_module("second", torch::nn::Linear(5, 3));
+  }
+  at::Tensor forward(const at::Tensor& input) { return second->forward(first->forward(input)); }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(TwoLayers);
+
+const auto kLoss = [](const at::Tensor& output, const at::Tensor& target) {
+  return squares(output.narrow(1, 0, 1), target).mean();
+};
+
+// One process, in plain LibTorch.
+struct Alone {
+  TwoLayers net;
+  std::vector<at::Tensor> averages;
+  std::int64_t epoch = 0;
+  double loss = 0;  // the last epoch's mean
+
+  Alone() {
+    for (const at::Tensor& weight : net->parameters()) averages.push_back(weight.detach().clone());
+  }
+
+  void train_epoch() {
+    const auto all = data::from_torch(Line(kSamples));
+    data::DataLoader loader(all, data::DistributedSampler({.size = kSamples}),
+                            {.batch_size = kBatch});
+    loader.set_epoch(epoch++);
+    loss = 0;
+    while (const auto batch = loader.next()) {
+      net->zero_grad();
+      const at::Tensor mean = kLoss(net->forward(batch->input), batch->target);
+      mean.backward();
+      loss += mean.item<double>() * static_cast<double>(batch->size()) / kSamples;
+      const c10::NoGradGuard no_grad;
+      std::size_t i = 0;
+      for (at::Tensor& weight : net->parameters()) {
+        weight -= kRate * weight.grad();
+        averages[i] = kDecay * averages[i] + (1 - kDecay) * weight;
+        ++i;
+      }
+    }
+  }
+
+  at::Tensor outputs() {
+    std::vector<std::int64_t> all(kSamples);
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int64_t>(i);
+    const c10::NoGradGuard no_grad;
+    return net->forward(data::from_torch(Line(kSamples))->batch(all).input).detach();
+  }
+
+  // The same with the averages.
+  at::Tensor averaged_outputs() {
+    const c10::NoGradGuard no_grad;
+    std::vector<at::Tensor> kept;
+    std::size_t i = 0;
+    for (at::Tensor& weight : net->parameters()) {
+      kept.push_back(weight.detach().clone());
+      weight.copy_(averages[i++]);
+    }
+    const at::Tensor given = outputs();
+    i = 0;
+    for (at::Tensor& weight : net->parameters()) weight.copy_(kept[i++]);
+    return given;
+  }
+
+  double loss_of(const at::Tensor& outputs) const {
+    std::vector<float> targets;
+    for (int k = 0; k < kSamples; ++k) targets.push_back(3 * static_cast<float>(k) / 10 - 2);
+    return kLoss(outputs, at::tensor(targets).unsqueeze(1)).item<double>();
+  }
+};
+
+TrainerOptions options(const DistributedManager& dist) {
+  return {.epochs = 2,
+          .batch_size = (kBatch + dist.data_size() - 1) / dist.data_size(),
+          .samples_per_step = kBatch,
+          .optimizer = optim::SGDOptions{},
+          .learning_rate = kRate,
+          .ema_decay = kDecay,
+          .progress_fd = -1};
+}
+
+auto trainer_of(const DistributedManager& dist, const TrainerOptions& options) {
+  return DistributedTrainer(dist, TwoLayers(), kLoss, options);
+}
+
+void expect_near(ranks::Cells& cells, double got, double wanted, const char* what) {
+  cells.expect(std::abs(got - wanted) < 1e-5, fmt::format("{} is {}, not {}", what, got, wanted));
+}
+
+void check_a_strategy(const DistributedManager& dist, const std::filesystem::path& folder,
+                      ranks::Cells& cells, const std::string& name) {
+  cells.cell(name + ": epochs, evaluation and prediction", [&] {
+    Alone alone;
+    auto trainer = trainer_of(dist, options(dist));
+    for (int epoch = 1; epoch <= 2; ++epoch) {
+      alone.train_epoch();
+      const EpochEnd end = trainer.train_epoch(Line(kSamples));
+      cells.expect(end.epoch == epoch && end.steps == 3 && end.step == 3 * epoch,
+                   fmt::format("epoch {} ended at step {}", end.epoch, end.step));
+      expect_near(cells, end.loss, alone.loss, "the epoch's loss");
+    }
+    expect_near(cells, trainer.evaluate(Line(kSamples)).loss, alone.loss_of(alone.outputs()),
+                "the loss");
+    expect_near(cells, trainer.evaluate(Line(kSamples), Weights::averaged).loss,
+                alone.loss_of(alone.averaged_outputs()), "the averaged weights' loss");
+    const at::Tensor main = trainer.predict(Line(kSamples));
+    cells.expect(main.defined() == dist.is_main(), "outputs are on the wrong rank");
+    if (main.defined()) cells.expect_close(main, alone.outputs(), "the outputs");
+    cells.expect_close(trainer.predict(Line(kSamples), {.on_all_ranks = true}), alone.outputs(),
+                       "the outputs on all ranks");
+    cells.expect_close(
+        trainer.predict(Line(kSamples), {.weights = Weights::averaged, .on_all_ranks = true}),
+        alone.averaged_outputs(), "the averaged weights' outputs");
+    // Fewer samples than ranks, and of another type.
+    const at::Tensor classes = trainer.predict(
+        Line(1), [](const at::Tensor& output) { return output.argmax(1); }, {.on_all_ranks = true});
+    cells.expect_same(classes, alone.outputs().narrow(0, 0, 1).argmax(1), "the class");
+    cells.expect(trainer.model()->is_training(), "the model is left in eval mode");
+    cells.expect_usage_error(
+        [&] {
+          trainer.predict(Line(kSamples), [](const at::Tensor& output) { return output.sum(); });
+        },
+        "it must have one row for each");
+  });
+  cells.cell(name + ": a checkpoint", [&] {
+    auto trainer = trainer_of(dist, options(dist));
+    std::int64_t steps = 0;
+    // Within the second epoch.
+    trainer.on_step([&](const StepEnd&) { return ++steps == 4 ? Then::stop : Then::go_on; });
+    trainer.train_epoch(Line(kSamples));
+    cells.expect(trainer.train_epoch(Line(kSamples)).step == 4, "it did not stop at step 4");
+    trainer.save_checkpoint(folder / name);
+    auto other = trainer_of(dist, options(dist));
+    other.load_checkpoint(folder / name);
+    const TrainingResult result = other.fit(Line(kSamples));
+    cells.expect(result.resumed_after == 4 && result.step == 6,
+                 fmt::format("it went on from {} to {}", result.resumed_after, result.step));
+    Alone alone;
+    alone.train_epoch();
+    alone.train_epoch();
+    cells.expect_close(other.predict(Line(kSamples), {.on_all_ranks = true}), alone.outputs(),
+                       "the outputs");
+    cells.expect_close(
+        other.predict(Line(kSamples), {.weights = Weights::averaged, .on_all_ranks = true}),
+        alone.averaged_outputs(), "the averaged weights' outputs");
+  });
+}
+
+}  // namespace
+
+void check_loops(ranks::Cells& cells, const std::filesystem::path& folder) {
+  const milliseconds timeout(60'000);
+  std::vector<std::pair<std::string, DistributedConfig>> all = {
+      {"DDP", {.timeout = timeout}},
+      {"SHARD_OPTIMIZER",
+       {.mode = ParallelMode::FSDP,
+        .sharding_strategy = ShardingStrategy::SHARD_OPTIMIZER,
+        .timeout = timeout}},
+      {"SHARD_GRAD_OP",
+       {.mode = ParallelMode::FSDP,
+        .sharding_strategy = ShardingStrategy::SHARD_GRAD_OP,
+        .timeout = timeout}},
+      {"FULL_SHARD",
+       {.mode = ParallelMode::FSDP,
+        .sharding_strategy = ShardingStrategy::FULL_SHARD,
+        .timeout = timeout}}};
+  if (cells.num_ranks() == 2)
+    all.push_back({"HYBRID_SHARD",
+                   {.mode = ParallelMode::FSDP,
+                    .sharding_strategy = ShardingStrategy::HYBRID_SHARD,
+                    .mesh = {{"dp_replicate", 1}, {"dp_shard", 2}},
+                    .timeout = timeout}});
+  for (auto& [name, config] : all) {
+    config.device_type = c10::DeviceType::CPU;
+    check_a_strategy(setup_distributed(config), folder, cells, name);
+  }
+  const auto dist = setup_distributed(all.front().second);
+  cells.cell("one rank's callback stops all", [&] {
+    auto trainer = trainer_of(dist, options(dist));
+    const int last = cells.num_ranks() - 1;
+    trainer.on_step([&](const StepEnd& step) {
+      return cells.rank() == last && step.step == 2 ? Then::stop : Then::go_on;
+    });
+    const TrainingResult result = trainer.fit(Line(kSamples));
+    cells.expect(result.end == TrainingResult::End::stopped && result.step == 2,
+                 fmt::format("it ended at step {}", result.step));
+  });
+}
+
+// Takes the averaged weights of a run on other ranks.
+void check_resharded(ranks::Cells& cells, const std::filesystem::path& folder) {
+  Alone alone;
+  alone.train_epoch();
+  alone.train_epoch();
+  for (const char* strategy : {"DDP", "FULL_SHARD"})
+    cells.cell(std::string("a checkpoint of other ranks, ") + strategy, [&] {
+      const auto dist = setup_distributed(
+          {.mode = strategy == std::string("DDP") ? ParallelMode::DDP : ParallelMode::FSDP,
+           .timeout = milliseconds(60'000),
+           .device_type = c10::DeviceType::CPU});
+      for (const char* saved : {"DDP", "SHARD_GRAD_OP", "FULL_SHARD"}) {
+        auto trainer = trainer_of(dist, options(dist));
+        trainer.load_checkpoint(folder / saved);
+        trainer.fit(Line(kSamples));
+        cells.expect_close(
+            trainer.predict(Line(kSamples), {.weights = Weights::averaged, .on_all_ranks = true}),
+            alone.averaged_outputs(), "the averaged weights' outputs");
+      }
+    });
+}
+
+}  // namespace lockstep
