@@ -17,6 +17,7 @@
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/flight/journal.h>
 #include <lockstep/launch/rank_side/report.h>
+#include <lockstep/recovery/load_together.h>
 #include <lockstep/train/config/batch.h>
 #include <lockstep/train/eval_mode.h>
 #include <lockstep/train/job_config.h>
