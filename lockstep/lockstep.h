@@ -45,6 +45,7 @@
 #include <lockstep/parallel/pipeline/schedule/registry.h>
 #include <lockstep/parallel/pipeline/split_model.h>
 #include <lockstep/parallel/tensor/parallelize_module.h>
+#include <lockstep/parallel/tensor/suggest_tensor_plan.h>
 
 // Memory: activations computed again or kept on the host; what a step takes.
 #include <lockstep/plan/measured/trace_step.h>

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/Device.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <spdlog/fmt/ranges.h>
@@ -14,6 +15,7 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/checkpoint/safetensors/content_hash.h>
 #include <lockstep/comm/communicator.h>
 #include <lockstep/comm/world/join.h>
 #include <lockstep/deferred/construction.h>
@@ -128,7 +130,8 @@ struct DistributedManager::State {
   void check_new(const torch::nn::Module* module);
   void check_not_empty(const torch::nn::Module& module) const;
   tensor::Plan plan_of_stage(const torch::nn::Module& module);
-  void cut_layers(torch::nn::Module& module);
+  // With `defer`, of a model that was constructed without memory.
+  void cut_layers(torch::nn::Module& module, const tensor::internal::Defer* defer = nullptr);
   void add(const std::shared_ptr<torch::nn::Module>& module, const shard::Origin& origin);
 
   // Only ranks that have the first samples have anything to join, or to take apart.
@@ -267,20 +270,30 @@ tensor::Plan DistributedManager::State::plan_of_stage(const torch::nn::Module& m
 }
 
 // Layers that a model's own spread() or the caller has cut already stay as they are.
-void DistributedManager::State::cut_layers(torch::nn::Module& module) {
+void DistributedManager::State::cut_layers(torch::nn::Module& module,
+                                           const tensor::internal::Defer* defer) {
   if (config.model_parallel.tensor == 1 || !nn::cut_parameters(module).empty()) return;
   const auto& group = mesh.axis("tp");
   if (!config.tensor_plan.empty()) {
-    if (const tensor::Plan plan = plan_of_stage(module); !plan.empty())
+    const tensor::Plan plan = plan_of_stage(module);
+    if (plan.empty()) return;
+    if (defer == nullptr)
       tensor::parallelize_module(module, group, plan);
+    else
+      tensor::internal::parallelize_deferred(module, group, plan, *defer);
     return;
   }
   std::vector<NamedTensor> tensors;
   for (const auto& item : module.named_parameters()) tensors.push_back({item.key(), item.value()});
   data_parallel::check_same_tensors(tensors, *group);
-  data_parallel::broadcast_from_first(tensors, *group);
+  if (defer == nullptr) data_parallel::broadcast_from_first(tensors, *group);
   const auto axis = std::make_shared<nn::TensorAxis>(group, config.between_layers);
-  double num_cut = nn::cut_parallel_layers(module, axis);
+  double num_cut = 0;
+  const auto cut = [&] { num_cut = nn::cut_parallel_layers(module, axis); };
+  if (defer == nullptr)
+    cut();
+  else
+    (*defer)(cut);
   if (config.model_parallel.pipeline > 1) num_cut = RankMessages(mesh.axis("pp")).sum(num_cut);
   if (num_cut == 0)
     throw UsageError("model_parallel.tensor is {}, and this '{}' has no layer that can be cut over "
@@ -371,35 +384,72 @@ void DistributedManager::wrap(const ModelRef& model) {
   state_->add(module, {});
 }
 
+namespace {
+
+std::string generator_state() {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  const at::Tensor state = generator.get_state();
+  return checkpoint::content_hash(
+             std::span(static_cast<const std::byte*>(state.data_ptr()), state.nbytes()))
+      .text();
+}
+
+// Each rank of a tensor axis computes its parts of the initial weights by itself.
+void check_drawn_alike(const std::string& before, const std::string& after,
+                       comm::Communicator& group) {
+  const auto difference = data_parallel::first_difference({before, after}, group);
+  if (!difference) return;
+  throw UsageError(
+      "ranks 0 and {} of '{}' {}: with a tensor axis build_model() computes each part of the "
+      "initial weights where it is to be, so its ranks must draw alike. Call torch::manual_seed() "
+      "with one number on all of them before, or use wrap_model()",
+      difference->rank, group.name(),
+      difference->place == 0 ? "had seeded differently before the model was made"
+                             : "drew other numbers while they made the model");
+}
+
+}  // namespace
+
 void DistributedManager::build(const std::function<std::shared_ptr<torch::nn::Module>()>& make,
                                const std::function<void()>& keep_stage) {
+  const ModelParallelSizes& sizes = state_->config.model_parallel;
   deferred::Construction construction;
+  const std::string before = sizes.tensor > 1 ? generator_state() : "";
   const auto module = construction.construct(make);
   state_->check_new(module.get());
-  const auto& around = state_->config.model_parallel;
-  const bool cuts_layers = around.ranks() > around.pipeline;
-  if (cuts_layers && around.pipeline == 1)
-    throw UsageError(
-        "build_model() spreads models over the axes that data is spread over, and this "
-        "job has {} ranks for each place in the data: use wrap_model()",
-        around.ranks());
+  if (sizes.context > 1)
+    throw UsageError("build_model() cuts models into stages, and over the axes of data and tensor, "
+                     "and this job has {}: use wrap_model()",
+                     to_text(sizes));
+  if (sizes.tensor > 1) check_drawn_alike(before, generator_state(), *state_->mesh.axis("tp"));
   keep_stage();
-  if (around.pipeline > 1) {
+  if (sizes.pipeline > 1) {
     state_->check_not_empty(*module);
     check_stages_differ(*module, *state_->mesh.axis("pp"));
   }
+  if (sizes.tensor > 1) {
+    const tensor::internal::Defer defer = [&](const std::function<void()>& body) {
+      construction.construct([&] {
+        body();
+        return 0;
+      });
+    };
+    state_->cut_layers(*module, &defer);
+  }
   construction.keep(module->buffers());
   shard::Origin origin;
-  if (takes_units(state_->config) && !cuts_layers) {
+  if (takes_units(state_->config)) {
     for (at::Tensor& buffer : module->buffers()) buffer.set_data(buffer.to(device()));
     origin.values = [&](std::span<const at::Tensor> parameters) {
       return std::make_shared<deferred::Materialised>(construction.materialise(parameters));
     };
     origin.device = device();
   } else {
-    construction.keep(module->parameters());
+    // Of a parameter that is cut only this rank's part has values.
+    for (const at::Tensor& parameter : module->parameters())
+      construction.keep(std::vector{tensor::local_part(parameter)});
     module->to(device());
-    state_->cut_layers(*module);
   }
   state_->add(module, origin);
   // Tensors that the model did not register.

@@ -112,7 +112,8 @@ class DistributedManager {
   // Builds a model and spreads it over the ranks as wrap_model() does, but where the strategy cuts
   // it, without any rank ever having all of it: its constructor takes no memory for large tensors,
   // and the main rank computes their initial values unit by unit, to the bit those of plain
-  // construction.
+  // construction. With a tensor axis each rank computes its parts of the layers that are cut, also
+  // without memory for the whole, so its ranks must have seeded alike.
   //
   //   auto model = dist.build_model([] { return MyNet(options); });
   //

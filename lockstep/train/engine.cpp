@@ -63,8 +63,7 @@ std::shared_ptr<torch::nn::Module> spread(
     const std::function<std::shared_ptr<torch::nn::Module>()>& make,
     const InitializeOptions& options) {
   torch::manual_seed(static_cast<std::uint64_t>(config.seed));
-  const bool cuts_layers = config.parallel.tensor > 1;
-  if (!options.sync_batchnorm && !cuts_layers) return dist.build_model(make);
+  if (!options.sync_batchnorm) return dist.build_model(make);
   const std::shared_ptr<torch::nn::Module> model = make();
   if (options.sync_batchnorm) dist.convert_sync_batchnorm(model);
   return dist.wrap_model(model);

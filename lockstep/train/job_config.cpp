@@ -6,11 +6,22 @@
 
 #include <nlohmann/json.hpp>
 
+#include <lockstep/base/error.h>
 #include <lockstep/train/preflight/run_layout.h>
 
 namespace lockstep::train {
 
 namespace {
+
+tensor::Cut cut_of(LayerCut cut) {
+  switch (cut) {
+    case LayerCut::column: return tensor::Cut::column;
+    case LayerCut::row: return tensor::Cut::row;
+    case LayerCut::heads: return tensor::Cut::heads;
+    case LayerCut::qkv: return tensor::Cut::qkv;
+  }
+  LOCKSTEP_CHECK(false, "a cut without a name");
+}
 
 // Keys that may differ between hosts: where files are, and how a rank loads and prints.
 bool is_for_a_host(const std::string& key) {
@@ -59,8 +70,7 @@ DistributedConfig distributed_config(const TrainConfig& config) {
   result.between_layers = config.parallel.sequence_parallel ? nn::BetweenLayers::by_positions
                                                             : nn::BetweenLayers::whole;
   for (const auto& [layers, cut] : config.tensor_plan)
-    result.tensor_plan.push_back(
-        {layers, cut == LayerCut::column ? tensor::Cut::column : tensor::Cut::row});
+    result.tensor_plan.push_back({layers, cut_of(cut)});
   if (config.device == DeviceChoice::cpu) result.device_type = c10::DeviceType::CPU;
   if (config.device == DeviceChoice::cuda) result.device_type = c10::DeviceType::CUDA;
   constexpr double kMiB = 1 << 20;

@@ -9,6 +9,7 @@
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -301,6 +302,96 @@ void check_refused(Cells& cells) {
   cells.expect_usage_error([&] { loss_of(*thawed, 0, 0).backward(); }, "was frozen");
 }
 
+// Its tensors are large enough to be built without memory.
+struct Wide : torch::nn::Module {
+  Wide() {
+    register_module("table", table);
+    register_module("attention", attention);
+    register_module("fc1", fc1);
+    register_module("fc2", fc2);
+    register_module("plain", plain);
+    const torch::NoGradGuard no_grad;
+    attention->in_proj_bias.normal_(0, 0.1);
+    plain->weight.copy_(plain->weight.flip({0}) * 2);
+  }
+
+  at::Tensor forward(const at::Tensor& tokens) {
+    const at::Tensor x = table(tokens);
+    const at::Tensor mixed = x + std::get<0>(attention(x, x, x));
+    return plain(mixed + fc2(at::gelu(fc1(mixed))));
+  }
+
+  torch::nn::Embedding table{256, 96};
+  torch::nn::MultiheadAttention attention{96, 4};
+  torch::nn::Linear fc1{96, 200}, fc2{200, 96}, plain{96, 400};
+};
+
+DistributedManager wide_job(std::optional<ShardingStrategy> strategy) {
+  return setup_distributed({.mode = ParallelMode::HYBRID,
+                            .sharding_strategy = strategy,
+                            .model_parallel = {.tensor = 2},
+                            .tensor_plan = {{"table", Cut::row},
+                                            {"attention", Cut::heads},
+                                            {"fc1", Cut::column},
+                                            {"fc2", Cut::row}},
+                            .timeout = milliseconds(30'000),
+                            .device_type = c10::DeviceType::CPU,
+                            .fsdp = {}});
+}
+
+// Weights are those of a model that is made whole and then cut, to the bit, and so is training.
+void check_built(Cells& cells, std::optional<ShardingStrategy> strategy) {
+  DistributedManager dist = wide_job(strategy);
+  const auto seeded = [] {
+    torch::manual_seed(3);
+    return std::make_shared<Wide>();
+  };
+  const auto wrapped = dist.wrap_model(seeded());
+  const auto built = dist.build_model(seeded);
+  const auto expect_same = [&](const std::string& when) {
+    const auto wanted = dist.full_state_dict(wrapped), got = dist.full_state_dict(built);
+    cells.expect(got.size() == wanted.size(), "tensors are missing " + when);
+    for (std::size_t i = 0; i < std::min(got.size(), wanted.size()); ++i)
+      cells.expect_same(got[i].tensor, wanted[i].tensor, wanted[i].name + " " + when);
+  };
+  expect_same("at first");
+  const auto whole = seeded()->named_parameters();
+  for (const auto& [name, tensor] : dist.full_state_dict(built))
+    cells.expect_same(tensor, whole[name].detach(), name + " of one process");
+  for (const auto& model : {wrapped, built}) {
+    const auto adamw = dist.make_optimizer(model, optim::AdamWOptions{}, 0.1);
+    for (int step = 0; step < 2; ++step) {
+      const at::Tensor tokens = tokens_of(step, dist.data_rank());
+      dist.backward(model, model->forward(tokens).square().sum(), kBatch);
+      dist.clip_gradients(model, 0.5);
+      adamw->step(0.01);
+      adamw->zero_grad();
+    }
+  }
+  expect_same("after two steps");
+}
+
+void check_built_apart(Cells& cells) {
+  DistributedManager dist = wide_job(ShardingStrategy::FULL_SHARD);
+  const auto tensor_rank = dist.mesh().axis("tp")->rank();
+  torch::manual_seed(static_cast<std::uint64_t>(3 + tensor_rank));
+  cells.expect_usage_error([&] { dist.build_model([] { return std::make_shared<Wide>(); }); },
+                           "seeded differently before the model was made");
+  torch::manual_seed(3);
+  cells.expect_usage_error(
+      [&] {
+        dist.build_model([&] {
+          auto model = std::make_shared<Wide>();
+          if (tensor_rank == 1) at::randn({1});
+          return model;
+        });
+      },
+      "drew other numbers while they made the model");
+  torch::manual_seed(3);
+  cells.expect_usage_error([&] { dist.build_model([] { return std::make_shared<Net>(); }); },
+                           "is called 'table'");
+}
+
 }  // namespace
 
 void check_plain_tensor(Cells& cells) {
@@ -316,6 +407,12 @@ void check_plain_tensor(Cells& cells) {
   cells.cell("with LibTorch's optimizer", [&] { check_with_libtorch(cells); });
   cells.cell("accumulated and dropped", [&] { check_dropped(cells); });
   cells.cell("what is refused", [&] { check_refused(cells); });
+  for (const auto& [strategy, name] :
+       {std::pair(NO_SHARD, "NO_SHARD"), std::pair(SHARD_OPTIMIZER, "SHARD_OPTIMIZER"),
+        std::pair(SHARD_GRAD_OP, "SHARD_GRAD_OP"), std::pair(FULL_SHARD, "FULL_SHARD")})
+    cells.cell(fmt::format("built without memory, with {}", name),
+               [&, strategy = strategy] { check_built(cells, strategy); });
+  cells.cell("built apart", [&] { check_built_apart(cells); });
 }
 
 }  // namespace lockstep

@@ -138,9 +138,16 @@ void check_tensor_manager(DistributedManager dist, Cells& cells) {
                              "Lamb looks at whole parameters");
   });
   cells.cell("names that end alike", [&] { check_alike_names(dist, cells); });
-  cells.cell("a model that is built by parts is refused", [&] {
-    cells.expect_usage_error([&] { dist.build_model([] { return seeded_mlp(); }); },
-                             "use wrap_model()");
+  cells.cell("a model that is built by parts is the one that is built as a whole", [&] {
+    const auto layer = [] {
+      torch::manual_seed(3);
+      return lockstep::nn::ColumnParallelLinear(200, 300);
+    };
+    const auto whole = layer();
+    auto built = dist.build_model(layer);
+    cells.expect(built->weight.size(0) == 150, "the layer was not cut in two");
+    for (const auto& [name, tensor] : dist.full_state_dict(built))
+      cells.expect_same(tensor, whole->named_parameters()[name].detach(), name);
   });
 }
 

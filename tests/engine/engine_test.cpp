@@ -459,8 +459,10 @@ TEST(EngineConfig, RefusesWhatIsTheProgramsAndNamesTheWay) {
               AllOf(HasSubstr("data.train is of data in files of tokens"), HasSubstr("remove it")));
   EXPECT_THAT(mistake({{"tensor_plan", {{"fc", "column"}}}}),
               HasSubstr("parallel.tensor is 1, which cuts no layer"));
-  EXPECT_THAT(mistake({{"parallel", {{"tensor", 2}}}, {"tensor_plan", {{"fc", "columns"}}}}),
-              HasSubstr("tensor_plan has \"columns\" for \"fc\": it must be 'column' or 'row'"));
+  EXPECT_THAT(
+      mistake({{"parallel", {{"tensor", 2}}}, {"tensor_plan", {{"fc", "columns"}}}}),
+      HasSubstr(
+          "tensor_plan has \"columns\" for \"fc\": it must be 'column', 'row', 'heads' or 'qkv'"));
   EXPECT_THAT(mistake({{"parallel", {{"tensor", 2}}}, {"tensor_plan", "column"}}),
               HasSubstr("it must be a section"));
   EXPECT_THAT(mistake({{"parallel", {{"pipeline", 2}, {"balance", "time"}}}}),

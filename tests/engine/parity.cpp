@@ -58,12 +58,15 @@ std::vector<Subject> subjects() {
           {.name = "an LSTM", .make = make<plain::Recurrent>},
           {.name = "a TransformerEncoder",
            .make = make<plain::Encoder>,
-           .tensor_plan = {{"encoder.layers.*.linear1", "column"},
+           .tensor_plan = {{"encoder.layers.*.self_attn", "heads"},
+                           {"encoder.layers.*.linear1", "column"},
                            {"encoder.layers.*.linear2", "row"}}},
           {.name = "a GPT",
            .make = make<plain::Gpt>,
-           .tensor_plan = {
-               {"blocks.*.fc1", "column"}, {"blocks.*.fc2", "row"}, {"blocks.*.out", "row"}}}};
+           .tensor_plan = {{"blocks.*.qkv", "qkv"},
+                           {"blocks.*.out", "row"},
+                           {"blocks.*.fc1", "column"},
+                           {"blocks.*.fc2", "row"}}}};
 }
 
 struct Layout {
@@ -309,6 +312,16 @@ void check_sequential(Cells& cells) {
     });
 }
 
+void check_shared_and_cut(Cells& cells) {
+  cells.cell("a weight that stages share and a tensor axis cuts", [&] {
+    Subject subject = subjects().back();
+    subject.tensor_plan["tokens"] = "column";
+    cells.expect_usage_error(
+        [&] { initialize(config_of(subject, last_pipeline(cells, subject), 4), subject.make); },
+        "'tokens.weight' is shared by stages of the pipeline, and a tensor axis cuts it");
+  });
+}
+
 // The most memory that this process had since the peak was forgotten, in MiB.
 double peak_mib() {
   std::ifstream status("/proc/self/status");
@@ -363,7 +376,10 @@ void check_engine_pipelines(Cells& cells) {
   }
   check_outputs(cells);
   check_sequential(cells);
-  if (cells.num_ranks() == 4) check_stage_memory(cells);
+  if (cells.num_ranks() == 4) {
+    check_shared_and_cut(cells);
+    check_stage_memory(cells);
+  }
   set_default_type(at::kFloat);
 }
 

@@ -1,9 +1,13 @@
 // Models that are built without memory and then cut: no rank ever holds a whole model.
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/transformerlayer.h>
+#include <torch/utils.h>
 
 #include <lockstep/deferred/construction.h>
 #include <lockstep/models/make_model.h>
+#include <lockstep/parallel/tensor/parallelize_module.h>
 
 #include "tables.h"
 
@@ -57,12 +61,59 @@ void check_deferred(ranks::Cells& cells, const std::string& family) {
                   models::num_parameters(config, share)));
 }
 
+struct PlainLayers : torch::nn::Module {
+  PlainLayers() {
+    for (int i = 0; i < 6; ++i)
+      layers->push_back(torch::nn::TransformerEncoderLayer(
+          torch::nn::TransformerEncoderLayerOptions(192, 12).dim_feedforward(768)));
+    register_module("layers", layers);
+  }
+  torch::nn::ModuleList layers;
+};
+
+// A part takes memory only when its values are asked for, as a strategy does unit by unit.
+void check_plain_deferred(ranks::Cells& cells) {
+  if (cells.num_ranks() != 2 && cells.num_ranks() != 4) return;
+  const auto make = [] {
+    torch::manual_seed(7);
+    return std::make_shared<PlainLayers>();
+  };
+  const tensor::Plan plan = {{"layers.*.self_attn", tensor::Cut::heads},
+                             {"layers.*.linear1", tensor::Cut::column},
+                             {"layers.*.linear2", tensor::Cut::row}};
+  const auto plain = make();
+  const std::size_t whole = bytes_held(*plain);
+  tensor::parallelize_module(*plain, cells.group(), plan);
+  deferred::Construction construction;
+  const auto built = construction.construct(make);
+  tensor::internal::parallelize_deferred(*built, cells.group(), plan,
+                                         [&](const std::function<void()>& body) {
+                                           construction.construct([&] {
+                                             body();
+                                             return 0;
+                                           });
+                                         });
+  const auto expected = plain->named_parameters();
+  for (const auto& item : built->named_parameters()) {
+    const at::Tensor wanted = expected[item.key()];
+    cells.expect(tensor::is_cut(item.value()) == tensor::is_cut(wanted), item.key() + " is whole");
+    const at::Tensor part = tensor::local_part(item.value());
+    const auto values = construction.materialise(std::vector{part});
+    cells.expect_same(part.detach(), tensor::local_part(wanted).detach(), item.key());
+  }
+  // The largest parameter, and what it is computed from.
+  cells.expect(construction.bytes() < whole / 20 && construction.peak_bytes() < whole / 10,
+               fmt::format("{} bytes are there, and {} of {} were at once", construction.bytes(),
+                           construction.peak_bytes(), whole));
+}
+
 }  // namespace
 
 void check_deferred_models(ranks::Cells& cells) {
   cells.cell("a GPT built without memory", [&] { check_deferred(cells, "gpt2"); });
   cells.cell("a Llama built without memory", [&] { check_deferred(cells, "llama"); });
   cells.cell("a Qwen2 built without memory", [&] { check_deferred(cells, "qwen2"); });
+  cells.cell("plain layers built without memory", [&] { check_plain_deferred(cells); });
 }
 
 }  // namespace lockstep::nn

@@ -25,6 +25,9 @@ void check_all(ranks::Cells& cells) {
 
 void check_plain(ranks::Cells& cells) {
   tensor::check_plain_modules(cells);
+  tensor::check_plain_attention(cells);
+  tensor::check_plain_losses(cells);
+  tensor::check_plain_plans(cells);
   tensor::check_plain_gathers(cells);
   tensor::check_plain_operators(cells);
   tensor::check_plain_graph(cells);

@@ -44,7 +44,24 @@ std::vector<OperatorCase> operator_cases() {
          return x.view({2, 6, 4, 6}).transpose(1, 2).transpose(1, 2).reshape({2, 6, -1});
        }},
       {"flatten", [](T x) { return x.flatten(0, 1).sigmoid(); }},
-      {"flatten all", [](T x) { return x.flatten().sigmoid(); }, gathered},
+      {"flatten all", [](T x) { return x.flatten().sigmoid(); }},
+      {"samples and features in one dim, and back",
+       [](T x) {
+         return x.view({2, -1}).tanh().view({12, 24}) * 2;
+       }},
+      {"blocks of another size",
+       [](T x) {
+         return x.view({2, -1}).narrow(1, 24, 48).neg();
+       }},
+      {"a piece of a block",
+       [](T x) {
+         return x.view({2, -1}).narrow(1, 0, 36).neg();
+       },
+       gathered},
+      {"repeat",
+       [](T x) {
+         return x.repeat({2, 1, 3}).cos();
+       }},
       {"unflatten",
        [](T x) {
          return x.unflatten(2, {12, 2}).neg();
@@ -74,9 +91,30 @@ std::vector<OperatorCase> operator_cases() {
       {"contiguous", [](T x) { return x.transpose(0, 2).contiguous().tan(); }},
       {"cat",
        [](T x) {
-         return at::cat({x, x * 2}, 0);
+         return at::cat({x, x * 2, at::ones_like(x.detach()), x.narrow(0, 1, 1)}, 0);
+       }},
+      {"cat with a whole",
+       [](T x) {
+         return at::cat({at::linspace(0, 1, 144, x.options()).view({1, 6, 24}), x}, 0);
+       }},
+      {"cat of features",
+       [](T x) {
+         return at::cat({x, x * 2}, -1);
        },
        gathered},
+      {"softmax", [](T x) { return at::softmax(x, -1); }},
+      {"softmax of positions", [](T x) { return at::log_softmax(x.sin(), 1); }},
+      {"heads that attend",
+       [](T x) {
+         const at::Tensor heads = x.view({2, 6, 4, 6}).transpose(1, 2);
+         return at::matmul(at::softmax(at::matmul(heads, heads.transpose(2, 3)), -1), heads);
+       }},
+      {"a batch of products",
+       [](T x) {
+         const at::Tensor heads = x.view({6, 8, 6}).transpose(0, 1);
+         return at::baddbmm(heads, at::bmm(heads, heads.transpose(1, 2)), heads, 0.5, 2);
+       }},
+      {"sums of positions", [](T x) { return x.sum(0) * x.mean(0, true); }},
       {"stack",
        [](T x) {
          return at::stack({x, x * 2});
@@ -123,9 +161,7 @@ std::vector<OperatorCase> operator_cases() {
        },
        gathered},
       {"added to a whole",
-       [](T x) {
-         return changed(at::ones_like(at::softmax(x, 0)), [&](at::Tensor& y) { y.add_(x); });
-       },
+       [](T x) { return changed(at::ones_like(x.flip({0})), [&](at::Tensor& y) { y.add_(x); }); },
        gathered},
       {"detach", [](T x) { return x * x.detach() + x; }},
       {"copy",

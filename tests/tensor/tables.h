@@ -22,6 +22,9 @@ namespace lockstep::tensor {
 
 // Plain modules that a plan of names cuts.
 void check_plain_modules(ranks::Cells& cells);
+void check_plain_attention(ranks::Cells& cells);
+void check_plain_losses(ranks::Cells& cells);
+void check_plain_plans(ranks::Cells& cells);
 void check_plain_gathers(ranks::Cells& cells);
 void check_plain_operators(ranks::Cells& cells);
 void check_plain_graph(ranks::Cells& cells);

@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/WrapDimUtils.h>
 
 #include <lockstep/nn/tensor_parallel/tensor_moves.h>
 #include <lockstep/parallel/tensor/split_tensor.h>
@@ -17,15 +19,16 @@ bool is_written(const c10::OperatorHandle& op, std::size_t argument) {
 }
 
 // How all tensors of a call are cut. Returns nothing where they are not cut alike, or where a
-// tensor that every rank has whole has no part that fits, or is written to.
+// tensor that every rank has whole has no part that fits, or is written to. Lists of tensors are
+// left to the caller.
 std::optional<Alignment> common_alignment(intercept::Call& call, const SplitOwner& owner) {
   const auto arguments = call.arguments();
   std::optional<Alignment> common;
   for (const c10::IValue& argument : arguments) {
-    if (argument.isList() && !argument.isIntList() && !argument.isDoubleList()) return {};
+    if (argument.isTensorList() || argument.isOptionalTensorList()) return {};
     const Split* const split = split_argument(argument, owner);
     if (split == nullptr) continue;
-    const Alignment one = alignment_of(argument.toTensor(), split->dim);
+    const Alignment one = alignment_of(argument.toTensor(), split->cut);
     if (common && *common != one) return {};
     common = one;
   }
@@ -54,11 +57,6 @@ at::OptionalIntArrayRef strides_of_one(const std::vector<at::Tensor>& tensors,
   return {};
 }
 
-at::Tensor own_part(const at::Tensor& whole, const Split& split, const nn::TensorAxis& axis) {
-  const std::int64_t size = whole.size(split.dim) / axis.size();
-  return whole.narrow(split.dim, axis.rank() * size, size);
-}
-
 // A new tensor with the size and the strides of the whole.
 at::Tensor empty_whole(const at::Tensor& tensor) {
   return at::empty_strided(tensor.sizes(), tensor.strides(), split_of(tensor)->part.options());
@@ -66,8 +64,12 @@ at::Tensor empty_whole(const at::Tensor& tensor) {
 
 }  // namespace
 
-Alignment alignment_of(const at::Tensor& whole, std::int64_t dim) {
-  return {whole.dim() - 1 - dim, whole.size(dim)};
+Alignment alignment_of(const at::Tensor& whole, CutDim cut) {
+  return {whole.dim() - 1 - cut.dim, whole.size(cut.dim), cut.blocks};
+}
+
+CutDim cut_of(const at::Tensor& whole, const Alignment& alignment) {
+  return {whole.dim() - 1 - alignment.from_last, alignment.blocks};
 }
 
 bool has_aligned_part(const at::Tensor& tensor, const Alignment& alignment) {
@@ -78,18 +80,23 @@ bool has_aligned_part(const at::Tensor& tensor, const Alignment& alignment) {
 at::Tensor aligned_part(const at::Tensor& tensor, const Alignment& alignment,
                         const nn::TensorAxis& axis) {
   const std::int64_t dim = tensor.dim() - 1 - alignment.from_last;
-  if (dim >= 0 && tensor.size(dim) == alignment.size) return nn::take_part(tensor, dim, axis);
+  if (dim >= 0 && tensor.size(dim) == alignment.size)
+    return take_part(tensor, {dim, alignment.blocks}, axis);
   // All ranks use the same tensor, so its gradient is the sum of theirs.
   const bool recorded = tensor.requires_grad() && c10::GradMode::is_enabled();
   return recorded ? nn::enter_products(tensor, axis) : tensor;
 }
 
-bool run_element_wise(intercept::Call& call, SplitOwner& owner) {
-  // where(condition) returns places, not a tensor.
-  for (const c10::Argument& result : call.op().schema().returns())
-    if (result.type()->kind() != c10::TypeKind::TensorType) return false;
-  const auto alignment = common_alignment(call, owner);
-  if (!alignment) return false;
+namespace {
+
+// Whether results have the strides that the same operator gives of whole tensors with the strides
+// of its arguments.
+enum class Layout : std::uint8_t { as_arguments, as_parts };
+
+// Runs an operator on the parts of all its tensors. Its results are cut as they are, and have as
+// many dims after the cut one.
+bool run_aligned(intercept::Call& call, SplitOwner& owner, const Alignment& alignment,
+                 Layout layout) {
   const auto arguments = arguments_of(call);
   std::vector<std::pair<at::Tensor, at::Tensor>> written;  // the tensor and its part
   std::vector<at::Tensor> cut;
@@ -98,7 +105,7 @@ bool run_element_wise(intercept::Call& call, SplitOwner& owner) {
     const at::Tensor tensor = arguments[i].toTensor();
     const Split* const split = split_argument(tensor, owner);
     if (split == nullptr) {
-      arguments[i] = aligned_part(tensor, *alignment, owner.axis());
+      arguments[i] = aligned_part(tensor, alignment, owner.axis());
       continue;
     }
     cut.push_back(tensor);
@@ -118,11 +125,66 @@ bool run_element_wise(intercept::Call& call, SplitOwner& owner) {
     for (const auto& [whole, mine] : written)
       if (mine.is_same(part)) tensor = whole;
     if (!tensor.defined()) {
-      const std::int64_t dim = part.dim() - 1 - alignment->from_last;
-      tensor = make_split_like(*split_of(cut.front()), part, dim, strides_of_one(cut, part, dim));
+      const CutDim result_cut = cut_of(part, alignment);
+      tensor =
+          make_split_like(*split_of(cut.front()), part, result_cut,
+                          layout == Layout::as_arguments ? strides_of_one(cut, part, result_cut.dim)
+                                                         : at::OptionalIntArrayRef());
     }
     result = tensor;
   }
+  return true;
+}
+
+}  // namespace
+
+bool run_element_wise(intercept::Call& call, SplitOwner& owner) {
+  // where(condition) returns places, not a tensor.
+  for (const c10::Argument& result : call.op().schema().returns())
+    if (result.type()->kind() != c10::TypeKind::TensorType) return false;
+  const auto alignment = common_alignment(call, owner);
+  return alignment && run_aligned(call, owner, *alignment, Layout::as_arguments);
+}
+
+// Products of matrices, and attention, of which each rank has some of the batch: heads, say. Each
+// rank computes its own.
+bool run_batched(intercept::Call& call, SplitOwner& owner) {
+  for (const c10::IValue& argument : call.arguments())
+    if (argument.isTensor() && argument.toTensor().defined() && argument.toTensor().dim() < 2)
+      return false;
+  const auto alignment = common_alignment(call, owner);
+  return alignment && alignment->from_last >= 2 &&
+         run_aligned(call, owner, *alignment, Layout::as_parts);
+}
+
+// scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, …). With dropout, each rank
+// would draw numbers for its part alone.
+bool run_attention(intercept::Call& call, SplitOwner& owner) {
+  return call.arguments()[4].toDouble() == 0 && run_batched(call, owner);
+}
+
+// cat(tensors, dim) along another dim than the one that is cut.
+bool run_joined(intercept::Call& call, SplitOwner& owner) {
+  if (!call.arguments()[0].isTensorList() || !call.arguments()[1].isInt()) return false;
+  const std::vector<at::Tensor> tensors = call.arguments()[0].toTensorVector();
+  const auto first = std::ranges::find_if(
+      tensors, [&](const at::Tensor& one) { return split_argument(one, owner) != nullptr; });
+  const Split& split = *split_of(*first);
+  const std::int64_t size = first->size(split.cut.dim);
+  if (at::maybe_wrap_dim(call.arguments()[1].toInt(), first->dim()) == split.cut.dim) return false;
+  for (const at::Tensor& one : tensors) {
+    const Split* const other = split_argument(one, owner);
+    if (one.dim() != first->dim() || one.size(split.cut.dim) != size ||
+        (other != nullptr && other->cut != split.cut))
+      return false;
+  }
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& one : tensors)
+    parts.push_back(split_argument(one, owner) != nullptr
+                        ? part_to_read(one)
+                        : take_part(one, split.cut, owner.axis()));
+  return_instead(call,
+                 make_split_like(split, at::cat(parts, call.arguments()[1].toInt()), split.cut));
   return true;
 }
 
@@ -140,12 +202,12 @@ bool run_make_alike(intercept::Call& call, SplitOwner& owner) {
   }
   if (call.op().operator_name().name == "aten::new_empty_strided") {
     if (!arguments[2].isIntList()) return false;
-    arguments[2] = part_strides(arguments[2].toIntVector(), split->dim, owner.axis().size());
+    arguments[2] = part_strides(arguments[2].toIntVector(), split->cut.dim, owner.axis().size());
   }
   arguments[0] = split->part;
   arguments[1] = split->part.sizes().vec();
   call.op().callBoxed(&call.stack());
-  call.stack().back() = make_split_like(*split, call.stack().back().toTensor(), split->dim);
+  call.stack().back() = make_split_like(*split, call.stack().back().toTensor(), split->cut);
   return true;
 }
 
@@ -162,7 +224,7 @@ bool run_draw(intercept::Call& call, SplitOwner& owner) {
   const at::Tensor whole = empty_whole(tensor);
   arguments[0] = whole;
   call.op().callBoxed(&call.stack());
-  part.copy_(own_part(whole, *split, owner.axis()));
+  part.copy_(own_part(whole, split->cut, owner.axis()));
   was_written(tensor);
   call.stack().back() = tensor;
   return true;
@@ -184,7 +246,7 @@ bool run_dropout(intercept::Call& call, SplitOwner& owner) {
   {
     const c10::NoGradGuard no_grad;
     factors =
-        own_part(at::dropout(empty_whole(tensor).fill_(1), share, true), *split, owner.axis());
+        own_part(at::dropout(empty_whole(tensor).fill_(1), share, true), split->cut, owner.axis());
   }
   if (in_place) {
     part_to_write(tensor).mul_(factors);
@@ -192,8 +254,8 @@ bool run_dropout(intercept::Call& call, SplitOwner& owner) {
     return_instead(call, tensor);
   } else {
     const at::Tensor part = part_to_read(tensor).mul(factors);
-    return_instead(call, make_split_like(*split, part, split->dim,
-                                         strides_of_one({tensor}, part, split->dim)));
+    return_instead(call, make_split_like(*split, part, split->cut,
+                                         strides_of_one({tensor}, part, split->cut.dim)));
   }
   return true;
 }

@@ -22,7 +22,13 @@ namespace {
 // How an operator runs when it is called on cut tensors.
 enum class Rule : std::uint8_t {
   gather,          // on gathered tensors: the rule for all operators that are not listed
-  product,         // of parts, with a matrix that is cut
+  product,         // of parts, with a matrix that is cut, or of matrices of which ranks have some
+  batched,         // on the matrices of the batch that a rank has
+  attention,       // likewise
+  joined,          // of parts, along another dim than the cut one
+  sum,             // of parts, added up over the ranks along the cut dim
+  softmax,         // of parts; along the cut dim with two numbers a row from each rank
+  class_loss,      // of scores of which each rank has some classes
   lookup,          // in a part of a table
   view,            // of a part, if the result is cut along one dim
   element_wise,    // on parts, if all are cut alike
@@ -61,7 +67,7 @@ constexpr const char* kViews[] = {
     "t",      "transpose",    "permute", "unsqueeze",      "squeeze",
     "view",   "_unsafe_view", "reshape", "_reshape_alias", "expand",
     "select", "slice",        "unbind",  "split",          "split_with_sizes",
-    "alias",  "detach"};
+    "alias",  "detach",       "repeat"};
 
 // LibTorch makes these of operators that are in these lists, or that are gathered on their own.
 constexpr const char* kMadeOfOthers[] = {
@@ -105,6 +111,14 @@ Rules all_rules() {
   add(kRefused, Rule::refused);
   for (const char* const product : {"aten::mm", "aten::addmm", "aten::matmul"})
     rules[product] = Rule::product;
+  for (const char* const product : {"aten::bmm", "aten::baddbmm"}) rules[product] = Rule::batched;
+  rules["aten::scaled_dot_product_attention"] = Rule::attention;
+  rules["aten::cat"] = Rule::joined;
+  rules["aten::sum"] = rules["aten::mean"] = Rule::sum;
+  rules["aten::softmax"] = rules["aten::log_softmax"] = Rule::softmax;
+  for (const char* const loss :
+       {"aten::cross_entropy_loss", "aten::nll_loss_nd", "aten::nll_loss", "aten::nll_loss2d"})
+    rules[loss] = Rule::class_loss;
   rules["aten::embedding"] = Rule::lookup;
   for (const char* const alike : {"aten::new_empty_strided", "aten::new_empty", "aten::new_zeros",
                                   "aten::new_ones", "aten::new_full"})
@@ -228,12 +242,12 @@ class GatheredArguments {
   void write_back() {
     for (const One& one : all_) {
       if (!one.written) continue;
-      const std::int64_t dim = split_of(one.tensor)->dim;
       if (one.whole.sizes() != one.tensor.sizes())
         throw UsageError("{} changes the sizes of a tensor that is cut over ranks, which comes "
                          "from '{}': call it on what full_tensor() returns",
                          name(), *split_of(one.tensor)->source);
-      part_to_write(one.tensor).copy_(nn::take_part(one.whole, dim, owner_.axis()));
+      part_to_write(one.tensor)
+          .copy_(take_part(one.whole, split_of(one.tensor)->cut, owner_.axis()));
       was_written(one.tensor);
     }
   }
@@ -262,8 +276,18 @@ class GatheredArguments {
   const std::string& name() const { return call_.op().operator_name().name; }
 
   at::Tensor gather(const at::Tensor& tensor, bool written) {
+    if (split_of(tensor)->is_sum) return add_up(tensor, written);
     if (written) part_to_write(tensor);  // throws if it must not be written to
     all_.push_back({tensor, owner_.gathered(tensor, name()), written});
+    return all_.back().whole;
+  }
+
+  at::Tensor add_up(const at::Tensor& tensor, bool written) {
+    if (written)
+      throw UsageError("{} writes to a sum over the ranks that comes from '{}' and is computed "
+                       "when it is read: write to a clone()",
+                       name(), *split_of(tensor)->source);
+    all_.push_back({tensor, whole_of(tensor), false});
     return all_.back().whole;
   }
 
@@ -300,14 +324,23 @@ bool is_ours_alone(intercept::Call& call, const SplitOwner& owner) {
     return intercept::is_tagged(tensor) && split_argument(tensor, owner) == nullptr &&
            !std::ranges::all_of(intercept::owners_of(tensor), &intercept::Owner::only_listens);
   };
-  for (const c10::IValue& argument : call.arguments())
+  for (const c10::IValue& argument : call.arguments()) {
     if (argument.isTensor() && is_foreign(argument.toTensor())) return false;
+    if (argument.isTensorList() && std::ranges::any_of(argument.toTensorVector(), is_foreign))
+      return false;
+  }
   return true;
 }
 
 bool run_on_parts(Rule rule, intercept::Call& call, SplitOwner& owner) {
   switch (rule) {
-    case Rule::product: return run_product(call, owner);
+    case Rule::product: return run_product(call, owner) || run_batched(call, owner);
+    case Rule::batched: return run_batched(call, owner);
+    case Rule::attention: return run_attention(call, owner);
+    case Rule::joined: return run_joined(call, owner);
+    case Rule::sum: return run_sum(call, owner);
+    case Rule::softmax: return run_softmax(call, owner);
+    case Rule::class_loss: return run_class_loss(call, owner);
     case Rule::lookup: return run_lookup(call, owner);
     case Rule::view: return run_view(call, owner);
     case Rule::element_wise: return run_element_wise(call, owner);
@@ -317,6 +350,22 @@ bool run_on_parts(Rule rule, intercept::Call& call, SplitOwner& owner) {
     case Rule::norm: return run_norm(call, owner);
     default: return false;
   }
+}
+
+// A number times a sum of all ranks' parts, or divided by one, is the sum of scaled parts.
+bool run_scaled(intercept::Call& call, SplitOwner& owner) {
+  const std::string& op = call.op().operator_name().name;
+  const auto arguments = call.arguments();
+  if ((op != "aten::mul" && op != "aten::div") || arguments.size() != 2 || !arguments[1].isScalar())
+    return false;
+  const Split& split = *split_argument(arguments[0], owner);
+  torch::jit::Stack stack = {part_to_read(arguments[0].toTensor()), arguments[1]};
+  call.op().callBoxed(&stack);
+  return_instead(call, make_split({.owner = split.owner,
+                                   .part = stack.back().toTensor(),
+                                   .source = split.source,
+                                   .is_sum = true}));
+  return true;
 }
 
 // A parameter that is given the memory of a whole would silently be whole again.
@@ -366,7 +415,10 @@ void SplitOwner::on_call(intercept::Call& call, std::span<const intercept::Use> 
     call.decompose();
     return;
   }
-  if (is_ours_alone(call, *this) && run_on_parts(rule, call, *this)) return;
+  const bool of_sums = std::ranges::any_of(
+      uses, [](const intercept::Use& use) { return split_of(use.tensor)->is_sum; });
+  if (of_sums && run_scaled(call, *this)) return;
+  if (!of_sums && is_ours_alone(call, *this) && run_on_parts(rule, call, *this)) return;
   run_gathered(call, *this);
 }
 
@@ -382,7 +434,7 @@ const Split* split_argument(const c10::IValue& argument, const SplitOwner& owner
   return split != nullptr && split->owner.get() == &owner ? split : nullptr;
 }
 
-void return_instead(intercept::Call& call, at::Tensor result) {
+void return_instead(intercept::Call& call, c10::IValue result) {
   torch::jit::drop(call.stack(), call.arguments().size());
   torch::jit::push(call.stack(), std::move(result));
 }

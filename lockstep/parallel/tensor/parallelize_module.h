@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,9 +30,15 @@ enum class Cut : std::uint8_t {
   // A Linear is cut along its inputs; the bias stays whole and is added once. An Embedding is cut
   // along its tokens.
   row,
+  // A MultiheadAttention is cut into its heads: each rank projects to, attends with and projects
+  // from its own. The ranks must divide the heads.
+  heads,
+  // A Linear whose outputs are queries, keys and values, one after the other, is cut along the
+  // outputs of each.
+  qkv,
 };
 
-// "columns" or "rows".
+// For the middle of a sentence: "columns".
 const char* name_of(Cut cut);
 
 struct PlannedCut {
@@ -76,9 +83,7 @@ class ParallelizedModule {
   void load_full_state_dict(const std::vector<NamedTensor>& state);
 
  private:
-  friend ParallelizedModule parallelize_module(torch::nn::Module& module,
-                                               std::shared_ptr<comm::Communicator> group,
-                                               const Plan& plan);
+  friend class ModuleCutter;
   ParallelizedModule(std::shared_ptr<SplitOwner> owner, std::vector<NamedTensor> tensors)
       : owner_(std::move(owner)), tensors_(std::move(tensors)) {}
 
@@ -86,14 +91,15 @@ class ParallelizedModule {
   std::vector<NamedTensor> tensors_;  // parameters and buffers
 };
 
-// Cuts the torch::nn::Linear and torch::nn::Embedding layers that a plan names over the ranks of a
-// group. All ranks call it on the same model. Weights and buffers are broadcast from the first
-// rank. Parameters stay the same objects and keep their sizes, but have the memory of a part.
+// Cuts the torch::nn::Linear, Embedding and MultiheadAttention layers that a plan names over the
+// ranks of a group. All ranks call it on the same model. Weights and buffers are broadcast from the
+// first rank. Parameters stay the same objects and keep their sizes, but have the memory of a part.
 //
-// Products with these weights, element-wise functions, dropout, and views between them are computed
-// on parts. Any other operator on a cut tensor first gathers it, and the log says so: results are
-// always those of the whole model. Every rank must run the same operators in the same order, and,
-// where there is dropout, with generators that have the same seed.
+// Products with these weights, element-wise functions, dropout, attention in heads, softmax,
+// cross-entropy, and views between them are computed on parts. Any other operator on a cut tensor
+// first gathers it, and the log says so: results are always those of the whole model. Every rank
+// must run the same operators in the same order, and, where there is dropout, with generators that
+// have the same seed.
 //
 // Each layer that is cut gets a child module that refuses torch::save() and torch::load().
 //
@@ -103,6 +109,20 @@ class ParallelizedModule {
 // and plans or models that differ between ranks.
 ParallelizedModule parallelize_module(torch::nn::Module& module,
                                       std::shared_ptr<comm::Communicator> group, const Plan& plan);
+
+namespace internal {
+
+// Calls a function so that its operators are recorded, and what it makes takes no memory yet.
+using Defer = std::function<void(const std::function<void()>&)>;
+
+// As parallelize_module(), for a model that was constructed without memory (lockstep/deferred):
+// parts are made within `defer`, and no weight is in memory afterwards that was not before. Nothing
+// is broadcast, so every rank must construct the same values.
+ParallelizedModule parallelize_deferred(torch::nn::Module& module,
+                                        std::shared_ptr<comm::Communicator> group, const Plan& plan,
+                                        const Defer& defer);
+
+}  // namespace internal
 
 // Whether a tensor is cut. Parameters, their gradients, an optimizer's state and the output of a
 // layer that is cut by columns may be.

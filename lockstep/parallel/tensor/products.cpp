@@ -48,10 +48,10 @@ class SplitProduct {
   std::optional<at::Tensor> by_columns() {
     const Split& columns = *split_of(product_.second);
     Product part;
-    const Alignment alignment{0, product_.second.size(1)};
+    const Alignment alignment = alignment_of(product_.second, columns.cut);
     if (product_.self.defined()) {
       const Split* const cut = split_argument(product_.self, owner_);
-      if (cut != nullptr && alignment_of(product_.self, cut->dim) == alignment)
+      if (cut != nullptr && alignment_of(product_.self, cut->cut) == alignment)
         part.self = part_to_read(product_.self);
       else if (cut == nullptr && has_aligned_part(product_.self, alignment))
         part.self = aligned_part(product_.self, alignment, owner_.axis());
@@ -63,19 +63,21 @@ class SplitProduct {
     part.first = nn::enter_products(whole(product_.first), owner_.axis());
     part.second = part_to_read(product_.second);
     const at::Tensor result = multiplied(part);
-    return make_split({columns.owner, result, result.dim() - 1, layer_of(columns.source)});
+    note_use(columns, result.numel() * owner_.axis().size());
+    return make_split({columns.owner, result, cut_of(result, alignment), layer_of(columns.source)});
   }
 
   // Each rank has some rows of the second matrix: the ranks' products add up to the result.
   at::Tensor by_rows() {
     const at::Tensor& first = product_.first;
-    const std::int64_t last = first.dim() - 1;
+    const CutDim rows{first.dim() - 1, split_of(product_.second)->cut.blocks};
     const Split* const cut = split_argument(first, owner_);
-    const at::Tensor mine = cut != nullptr && cut->dim == last
+    const at::Tensor mine = cut != nullptr && cut->cut == rows
                                 ? part_to_read(first)
-                                : nn::take_part(whole(first), last, owner_.axis());
+                                : take_part(whole(first), rows, owner_.axis());
     at::Tensor sum =
         nn::leave_products(multiplied({mine, part_to_read(product_.second)}), owner_.axis());
+    note_use(*split_of(product_.second), sum.numel());
     if (!product_.self.defined()) return sum;
     if (!is(product_.alpha, 1)) sum = at::mul(sum, product_.alpha);
     if (is(product_.beta, 0)) return sum;
@@ -84,6 +86,14 @@ class SplitProduct {
   }
 
  private:
+  void note_use(const Split& weight, std::int64_t outputs) {
+    if (!owner_.gathers().traces()) return;
+    const Split* const fed = split_argument(product_.first, owner_);
+    const bool by_features = fed != nullptr && fed->cut == CutDim{product_.first.dim() - 1};
+    owner_.gathers().note_use(
+        {*layer_of(weight.source), by_features ? *fed->source : std::string(), outputs});
+  }
+
   at::Tensor whole(const at::Tensor& tensor) {
     return split_argument(tensor, owner_) != nullptr ? owner_.gathered(tensor, op_) : tensor;
   }
@@ -102,7 +112,7 @@ bool run_product(intercept::Call& call, SplitOwner& owner) {
   if (cut == nullptr || product.second.dim() != 2 || product.first.dim() == 0 ||
       product.first.size(-1) != product.second.size(0))
     return false;
-  const bool by_columns = cut->dim == 1;
+  const bool by_columns = cut->cut.dim == 1;
   SplitProduct split(op, std::move(product), owner);
   if (!by_columns) {
     return_instead(call, split.by_rows());
@@ -121,17 +131,21 @@ bool run_lookup(intercept::Call& call, SplitOwner& owner) {
   const std::int64_t padding = arguments[2].toInt();
   const bool by_frequency = arguments[3].toBool(), sparse = arguments[4].toBool();
   if (table == nullptr || split_argument(indices, owner) != nullptr || sparse) return false;
-  const at::Tensor weight = part_to_read(arguments[0].toTensor());
-  if (table->dim == 1) {
+  const at::Tensor whole_table = arguments[0].toTensor();
+  const at::Tensor weight = part_to_read(whole_table);
+  if (owner.gathers().traces())
+    owner.gathers().note_use({*layer_of(table->source), "", indices.numel() * whole_table.size(1)});
+  if (table->cut.dim == 1) {
     const at::Tensor rows = at::embedding(weight, indices, padding, by_frequency, sparse);
-    return_instead(call, make_split({table->owner, rows, rows.dim() - 1, layer_of(table->source)}));
+    return_instead(call,
+                   make_split({table->owner, rows, {rows.dim() - 1}, layer_of(table->source)}));
     return true;
   }
   // Other ranks' tokens would be counted as this rank's first one.
   if (by_frequency) return false;
   // LibTorch checks this, too, and on a GPU without waiting for it. A token that no rank has would
   // give a row of zeros.
-  const std::int64_t rows_of_all = arguments[0].toTensor().size(0);
+  const std::int64_t rows_of_all = whole_table.size(0);
   if (!indices.is_cpu())
     at::_assert_async(indices.ge(0).logical_and(indices.lt(rows_of_all)).all());
   else if (indices.numel() > 0 && (indices.min().item<std::int64_t>() < 0 ||

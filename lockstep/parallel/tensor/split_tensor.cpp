@@ -30,7 +30,12 @@ bool in_backward() { return torch::autograd::get_current_graph_task_nodes_in_gra
 // A node keeps this of a cut tensor, without its memory.
 struct SplitCapsule : torch::CustomClassHolder {
   explicit SplitCapsule(const Split& of, c10::VariableVersion version = {})
-      : split{of.owner, {}, of.dim, of.source}, version(std::move(version)) {}
+      : split{.owner = of.owner,
+              .part = {},
+              .cut = of.cut,
+              .source = of.source,
+              .is_sum = of.is_sum},
+        version(std::move(version)) {}
   Split split;
   c10::VariableVersion version;  // the part's counter
 };
@@ -50,7 +55,9 @@ class PartOf : public torch::autograd::Function<PartOf> {
     if (!gradients.at(0).defined()) return {at::Tensor()};
     const auto capsule =
         c10::static_intrusive_pointer_cast<SplitCapsule>(context->saved_data["split"].toCapsule());
-    return {make_split_like(capsule->split, gradients[0], capsule->split.dim)};
+    // Every rank has the gradient of a sum.
+    if (capsule->split.is_sum) return {gradients[0]};
+    return {make_split_like(capsule->split, gradients[0], capsule->split.cut)};
   }
 };
 
@@ -66,12 +73,12 @@ Split& mutable_split_of(const at::Tensor& tensor) {
 at::Tensor shell_of(Split split, at::OptionalIntArrayRef given_strides) {
   const at::Tensor part = split.part;
   LOCKSTEP_CHECK(part.defined() && split_of(part) == nullptr);
-  LOCKSTEP_CHECK(0 <= split.dim && split.dim < part.dim());
-  const int parts = split.owner->axis().size();
+  LOCKSTEP_CHECK(0 <= split.cut.dim && split.cut.dim < part.dim());
+  const int parts = split.is_sum ? 1 : split.owner->axis().size();
   std::vector<std::int64_t> sizes = part.sizes().vec();
-  sizes[static_cast<std::size_t>(split.dim)] *= parts;
+  sizes[static_cast<std::size_t>(split.cut.dim)] *= parts;
   const std::vector<std::int64_t> strides =
-      given_strides ? given_strides->vec() : whole_strides(part.strides(), split.dim, parts);
+      given_strides ? given_strides->vec() : whole_strides(part.strides(), split.cut.dim, parts);
   const std::shared_ptr<SplitOwner> owner = split.owner;
   c10::Storage storage(
       c10::Storage::use_byte_size_t(), 0,
@@ -114,10 +121,11 @@ class Shown : public torch::autograd::Function<Shown> {
     const at::Tensor& gradient = gradients.at(0);
     if (!gradient.defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
     const Split* const cut = split_of(gradient);
-    if (cut != nullptr && cut->owner == split.owner && cut->dim == split.dim)
+    if (cut != nullptr && cut->owner == split.owner && cut->cut == split.cut)
       return {part_to_read(gradient), at::Tensor(), at::Tensor()};
     const at::Tensor whole = cut != nullptr ? whole_of(gradient) : gradient;
-    return {nn::take_part(whole, split.dim, split.owner->axis()), at::Tensor(), at::Tensor()};
+    if (split.is_sum) return {whole, at::Tensor(), at::Tensor()};
+    return {take_part(whole, split.cut, split.owner->axis()), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -129,6 +137,16 @@ bool is_recorded(const at::Tensor& tensor) {
 bool takes_gradients(const at::Tensor& tensor, const Split& split) {
   return tensor.is_leaf() || tensor.grad_fn().get() != split.node || tensor.retains_grad() ||
          !torch::autograd::impl::hooks(tensor).empty();
+}
+
+// A part with its blocks as a dim of their own, before the one that is cut.
+at::Tensor with_blocks(const at::Tensor& x, CutDim cut) {
+  return x.unflatten(cut.dim, {cut.blocks, -1});
+}
+
+at::Tensor gather_parts(const at::Tensor& part, CutDim cut, const nn::TensorAxis& axis) {
+  if (cut.blocks == 1) return nn::gather_parts(part, cut.dim, axis);
+  return nn::gather_parts(with_blocks(part, cut), cut.dim + 1, axis).flatten(cut.dim, cut.dim + 1);
 }
 
 // The dims from the outermost in memory to the innermost.
@@ -172,9 +190,9 @@ at::Tensor make_split(Split split, at::OptionalIntArrayRef strides) {
   return tensor;
 }
 
-at::Tensor make_split_like(const Split& like, at::Tensor part, std::int64_t dim,
+at::Tensor make_split_like(const Split& like, at::Tensor part, CutDim cut,
                            at::OptionalIntArrayRef strides) {
-  return make_split({like.owner, std::move(part), dim, like.source}, strides);
+  return make_split({like.owner, std::move(part), cut, like.source}, strides);
 }
 
 const Split* split_of(const at::Tensor& tensor) {
@@ -211,18 +229,31 @@ void was_written(const at::Tensor& tensor) {
   split.node = tensor.grad_fn().get();
 }
 
+at::Tensor take_part(const at::Tensor& whole, CutDim cut, const nn::TensorAxis& axis) {
+  if (cut.blocks == 1) return nn::take_part(whole, cut.dim, axis);
+  return nn::take_part(with_blocks(whole, cut), cut.dim + 1, axis).flatten(cut.dim, cut.dim + 1);
+}
+
+at::Tensor own_part(const at::Tensor& whole, CutDim cut, const nn::TensorAxis& axis) {
+  const std::int64_t size = whole.size(cut.dim) / cut.blocks / axis.size();
+  return with_blocks(whole, cut)
+      .narrow(cut.dim + 1, axis.rank() * size, size)
+      .flatten(cut.dim, cut.dim + 1);
+}
+
 at::Tensor whole_of(const at::Tensor& tensor) {
   const Split& split = *split_of(tensor);
   at::Tensor part = part_to_read(tensor);
   // Messages are not operators, so whoever owns the part's memory has to put it there now.
   if (intercept::is_tagged(part)) part = part.clone();
   const auto& axis = split.owner->axis();
-  if (tensor.is_contiguous()) return nn::gather_parts(part, split.dim, axis);
+  if (split.is_sum) return nn::leave_products(part, axis);
+  if (tensor.is_contiguous()) return gather_parts(part, split.cut, axis);
   const std::vector<std::int64_t> order = order_in_memory(tensor);
-  const auto place = std::ranges::find(order, split.dim) - order.begin();
+  const auto place = std::ranges::find(order, split.cut.dim) - order.begin();
   std::vector<std::int64_t> back(order.size());
   for (std::size_t i = 0; i < order.size(); ++i) back[static_cast<std::size_t>(order[i])] = i;
-  return nn::gather_parts(part.permute(order), place, axis).permute(back);
+  return gather_parts(part.permute(order), {place, split.cut.blocks}, axis).permute(back);
 }
 
 at::Tensor SplitOwner::train_part(const at::Tensor& parameter) {
@@ -248,7 +279,7 @@ at::Tensor SplitOwner::shown_gradient(const at::Tensor& parameter,
   // A gradient without memory says itself what to do instead of using it.
   if (intercept::is_tagged(of_part)) return of_part;
   const Split& split = *split_of(parameter);
-  return make_split_like(split, of_part, split.dim);
+  return make_split_like(split, of_part, split.cut);
 }
 
 void GatherLog::add(const std::string& op, const std::string& source, std::int64_t bytes) {
@@ -273,6 +304,22 @@ std::vector<Gathered> GatherLog::all() const {
 void GatherLog::clear() {
   const std::lock_guard lock(mutex_);
   counts_.clear();
+}
+
+void GatherLog::trace() {
+  const std::lock_guard lock(mutex_);
+  speaks_ = false;
+  traces_ = true;
+}
+
+void GatherLog::note_use(LayerUse use) {
+  const std::lock_guard lock(mutex_);
+  uses_.push_back(std::move(use));
+}
+
+std::vector<LayerUse> GatherLog::uses() const {
+  const std::lock_guard lock(mutex_);
+  return uses_;
 }
 
 }  // namespace lockstep::tensor

@@ -15,10 +15,10 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-// A view of a part, and the dim of the view that is cut.
+// A view of a part, and how the view of the whole is cut.
 struct PartView {
   at::Tensor part;
-  std::int64_t dim;
+  CutDim cut;
 };
 
 // A view operator that was called on one cut tensor.
@@ -29,6 +29,8 @@ struct ViewCall {
   int parts;
 
   at::Tensor part() const { return part_to_read(whole); }
+  // With another dim, and as many blocks.
+  CutDim cut_at(std::int64_t dim) const { return {dim, split.cut.blocks}; }
   std::int64_t dim_argument(std::size_t index) const {
     return at::maybe_wrap_dim(arguments[index].toInt(), whole.dim());
   }
@@ -38,17 +40,22 @@ std::int64_t elements(const Sizes& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
 }
 
-// The dim of a view with these sizes along which ranks have equal parts, one after the other: the
-// dim with as many elements before it as the cut dim of the whole. Negative where there is none.
-std::int64_t dim_in_view(const Sizes& sizes, const ViewCall& call) {
-  const auto before = elements(call.whole.sizes().slice(0, call.split.dim).vec());
-  std::int64_t product = 1;
+// How a view with these sizes is cut. In row-major order the whole is some number of blocks, each
+// of which has a part of each rank. The view is cut along the dim that these parts lie in, if it
+// has them in one piece: dims before it count blocks, and so may it, as one of samples and heads
+// does.
+std::optional<CutDim> cut_in_view(const Sizes& sizes, const ViewCall& call) {
+  const CutDim& cut = call.split.cut;
+  const auto blocks = elements(call.whole.sizes().slice(0, cut.dim).vec()) * cut.blocks;
+  std::int64_t before = 1;
   for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
-    if (product == before && sizes[dim] != 1)
-      return sizes[dim] % call.parts == 0 ? static_cast<std::int64_t>(dim) : -1;
-    product *= sizes[dim];
+    if (before * sizes[dim] > blocks) {
+      if (blocks % before != 0 || sizes[dim] % (blocks / before * call.parts) != 0) return {};
+      return CutDim{static_cast<std::int64_t>(dim), blocks / before};
+    }
+    before *= sizes[dim];
   }
-  return -1;
+  return {};
 }
 
 // view, _unsafe_view, reshape(self, size), _reshape_alias(self, size, stride)
@@ -63,49 +70,51 @@ std::optional<PartView> reshaped(const ViewCall& call) {
     *rest = call.whole.numel() / known;
   }
   if (elements(sizes) != call.whole.numel()) return {};
-  const std::int64_t dim = dim_in_view(sizes, call);
-  if (dim < 0) return {};
-  sizes[static_cast<std::size_t>(dim)] /= call.parts;
-  return PartView{call.part().reshape(sizes), dim};
+  const auto cut = cut_in_view(sizes, call);
+  if (!cut) return {};
+  sizes[static_cast<std::size_t>(cut->dim)] /= call.parts;
+  return PartView{call.part().reshape(sizes), *cut};
 }
 
 std::optional<PartView> transposed(const ViewCall& call) {
   const std::int64_t first = call.dim_argument(1), second = call.dim_argument(2);
-  const std::int64_t dim = call.split.dim;
-  return PartView{call.part().transpose(first, second), dim == first    ? second
-                                                        : dim == second ? first
-                                                                        : dim};
+  const std::int64_t dim = call.split.cut.dim;
+  return PartView{call.part().transpose(first, second), call.cut_at(dim == first    ? second
+                                                                    : dim == second ? first
+                                                                                    : dim)};
 }
 
 std::optional<PartView> turned(const ViewCall& call) {  // t(self)
-  return PartView{call.part().t(), call.whole.dim() == 2 ? 1 - call.split.dim : call.split.dim};
+  const std::int64_t dim = call.split.cut.dim;
+  return PartView{call.part().t(), call.cut_at(call.whole.dim() == 2 ? 1 - dim : dim)};
 }
 
 std::optional<PartView> permuted(const ViewCall& call) {
   const Sizes dims = call.arguments[1].toIntVector();
   for (std::size_t i = 0; i < dims.size(); ++i)
-    if (at::maybe_wrap_dim(dims[i], call.whole.dim()) == call.split.dim)
-      return PartView{call.part().permute(dims), static_cast<std::int64_t>(i)};
+    if (at::maybe_wrap_dim(dims[i], call.whole.dim()) == call.split.cut.dim)
+      return PartView{call.part().permute(dims), call.cut_at(static_cast<std::int64_t>(i))};
   return {};
 }
 
 std::optional<PartView> unsqueezed(const ViewCall& call) {
   const std::int64_t at = at::maybe_wrap_dim(call.arguments[1].toInt(), call.whole.dim() + 1);
-  return PartView{call.part().unsqueeze(at), call.split.dim + (at <= call.split.dim ? 1 : 0)};
+  const std::int64_t dim = call.split.cut.dim;
+  return PartView{call.part().unsqueeze(at), call.cut_at(dim + (at <= dim ? 1 : 0))};
 }
 
 // squeeze(self), squeeze(self, dim). The sizes of the whole decide: a part may have one element
 // where the whole has several.
 std::optional<PartView> squeezed(const ViewCall& call) {
   if (call.arguments.size() > 1 && !call.arguments[1].isInt()) return {};
-  PartView view{call.part(), call.split.dim};
+  PartView view{call.part(), call.split.cut};
   // The result is a new tensor even if no dim is removed.
   view.part = view.part.view(view.part.sizes());
   for (std::int64_t dim = call.whole.dim() - 1; dim >= 0; --dim) {
     const bool asked = call.arguments.size() == 1 || call.dim_argument(1) == dim;
     if (!asked || call.whole.size(dim) != 1) continue;
     view.part = view.part.squeeze(dim);
-    if (dim < view.dim) --view.dim;
+    if (dim < view.cut.dim) --view.cut.dim;
   }
   return view;
 }
@@ -115,19 +124,29 @@ std::optional<PartView> expanded(const ViewCall& call) {  // expand(self, size, 
   Sizes sizes = call.arguments[1].toIntVector();
   const auto more = static_cast<std::int64_t>(sizes.size()) - call.whole.dim();
   if (more < 0) return {};
-  const std::int64_t dim = call.split.dim + more;
+  const std::int64_t dim = call.split.cut.dim + more;
   std::int64_t& size = sizes[static_cast<std::size_t>(dim)];
-  if (size != -1 && size != call.whole.size(call.split.dim)) return {};
+  if (size != -1 && size != call.whole.size(call.split.cut.dim)) return {};
   size = -1;
-  return PartView{call.part().expand(sizes), dim};
+  return PartView{call.part().expand(sizes), call.cut_at(dim)};
+}
+
+// repeat(self, repeats), which is a copy. Along the cut dim it repeats all blocks.
+std::optional<PartView> repeated(const ViewCall& call) {
+  const Sizes times = call.arguments[1].toIntVector();
+  const auto more = static_cast<std::int64_t>(times.size()) - call.whole.dim();
+  if (more < 0 || elements(times) == 0) return {};
+  const std::int64_t dim = call.split.cut.dim + more;
+  return PartView{call.part().repeat(times),
+                  {dim, call.split.cut.blocks * times[static_cast<std::size_t>(dim)]}};
 }
 
 std::optional<PartView> aliased(const ViewCall& call) {
-  return PartView{call.part().alias(), call.split.dim};
+  return PartView{call.part().alias(), call.split.cut};
 }
 
 std::optional<PartView> detached(const ViewCall& call) {
-  return PartView{call.split.part.detach(), call.split.dim};
+  return PartView{call.split.part.detach(), call.split.cut};
 }
 
 const std::unordered_map<std::string, std::optional<PartView> (*)(const ViewCall&)>& one_to_one() {
@@ -137,7 +156,8 @@ const std::unordered_map<std::string, std::optional<PartView> (*)(const ViewCall
        {"aten::transpose", transposed}, {"aten::t", turned},
        {"aten::permute", permuted},     {"aten::unsqueeze", unsqueezed},
        {"aten::squeeze", squeezed},     {"aten::expand", expanded},
-       {"aten::alias", aliased},        {"aten::detach", detached}};
+       {"aten::repeat", repeated},      {"aten::alias", aliased},
+       {"aten::detach", detached}};
   return views;
 }
 
@@ -160,29 +180,68 @@ std::vector<at::Tensor> views_without_memory(const intercept::Call& call,
   return stack.back().toTensorVector();
 }
 
-// select, slice, unbind, split, split_with_sizes along another dim than the one that is cut.
+// Changes the arguments of slice, split and split_with_sizes along the cut dim to those that do to
+// a part what they do to the whole. False where a result would not be made of whole blocks.
+bool cut_into_blocks(const std::string& op, std::span<c10::IValue> arguments,
+                     const at::Tensor& whole, const Split& split, int parts) {
+  const std::int64_t size = whole.size(split.cut.dim);
+  const std::int64_t block = size / split.cut.blocks;
+  const auto of_part = [&](c10::IValue& argument, std::int64_t at) {
+    argument = at / parts;
+    return at % block == 0;
+  };
+  if (op == "aten::slice") {
+    const auto place = [&](const c10::IValue& argument, std::int64_t otherwise) {
+      const std::int64_t at = argument.isInt() ? argument.toInt() : otherwise;
+      return std::clamp<std::int64_t>(at < 0 ? at + size : at, 0, size);
+    };
+    const std::int64_t begin = place(arguments[2], 0), end = place(arguments[3], size);
+    return begin < end && arguments[4].isInt() && arguments[4].toInt() == 1 &&
+           of_part(arguments[2], begin) && of_part(arguments[3], end);
+  }
+  if (op == "aten::split")
+    return arguments[1].isInt() && arguments[1].toInt() > 0 &&
+           of_part(arguments[1], arguments[1].toInt());
+  if (op != "aten::split_with_sizes" || !arguments[1].isIntList()) return false;
+  Sizes sizes = arguments[1].toIntVector();
+  for (std::int64_t& one : sizes) {
+    if (one <= 0 || one % block != 0) return false;
+    one /= parts;
+  }
+  arguments[1] = sizes;
+  return true;
+}
+
+// select, slice, unbind, split, split_with_sizes along another dim than the one that is cut, or
+// into whole blocks of it.
 bool run_along_dim(intercept::Call& call, const Split& split, int place) {
-  const auto arguments = arguments_of(call);
+  const auto arguments = call.arguments();
   const at::Tensor whole = arguments[0].toTensor();
   const auto at_place = static_cast<std::size_t>(place);
   if (arguments.size() <= at_place || !arguments[at_place].isInt()) return false;
   const std::int64_t along = at::maybe_wrap_dim(arguments[at_place].toInt(), whole.dim());
-  if (along == split.dim) return false;
   const std::string& op = call.op().operator_name().name;
+  const CutDim& cut = split.cut;
+  torch::jit::Stack of_part(arguments.begin(), arguments.end());
+  if (along == cut.dim && !cut_into_blocks(op, of_part, whole, split, split.owner->axis().size()))
+    return false;
   const bool drops = op == "aten::select" || op == "aten::unbind";
-  const std::int64_t dim = split.dim - (drops && along < split.dim ? 1 : 0);
+  const std::int64_t dim = cut.dim - (drops && along < cut.dim ? 1 : 0);
   const auto of_whole = views_without_memory(call, arguments, whole);
-  arguments[0] = part_to_read(whole);
-  call.op().callBoxed(&call.stack());
-  c10::IValue& result = call.stack().back();
-  if (result.isTensor()) {
-    result = make_split_like(split, result.toTensor(), dim, of_whole.front().strides());
+  of_part[0] = part_to_read(whole);
+  call.op().callBoxed(&of_part);
+  const auto view_of = [&](const at::Tensor& part, const at::Tensor& same_of_whole) {
+    const std::int64_t blocks =
+        along == cut.dim ? same_of_whole.size(dim) * cut.blocks / whole.size(dim) : cut.blocks;
+    return make_split_like(split, part, {dim, blocks}, same_of_whole.strides());
+  };
+  if (of_part.back().isTensor()) {
+    return_instead(call, view_of(of_part.back().toTensor(), of_whole.front()));
     return true;
   }
-  std::vector<at::Tensor> views = result.toTensorVector();
-  for (std::size_t i = 0; i < views.size(); ++i)
-    views[i] = make_split_like(split, views[i], dim, of_whole[i].strides());
-  result = views;
+  std::vector<at::Tensor> views = of_part.back().toTensorVector();
+  for (std::size_t i = 0; i < views.size(); ++i) views[i] = view_of(views[i], of_whole[i]);
+  return_instead(call, std::move(views));
   return true;
 }
 
@@ -202,10 +261,10 @@ bool run_view(intercept::Call& call, SplitOwner& owner) {
   const auto view = one_to_one().at(op)({whole, *split, arguments, owner.axis().size()});
   if (!view) return false;
   // The part's strides tell the whole's, unless it has one element along the dim.
-  const auto of_whole = view->part.size(view->dim) == 1
+  const auto of_whole = view->part.size(view->cut.dim) == 1
                             ? views_without_memory(call, arguments, whole)
                             : std::vector<at::Tensor>();
-  return_instead(call, make_split_like(*split, view->part, view->dim,
+  return_instead(call, make_split_like(*split, view->part, view->cut,
                                        of_whole.empty() ? at::OptionalIntArrayRef()
                                                         : of_whole.front().strides()));
   return true;

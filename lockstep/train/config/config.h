@@ -143,7 +143,7 @@ struct ShardingSection {
 };
 
 // How a plain torch::nn layer is cut over a tensor axis (tensor::Cut).
-enum class LayerCut { column, row };
+enum class LayerCut { column, row, heads, qkv };
 
 // What is shared out evenly over the stages of a pipeline.
 enum class StageBalance {

@@ -667,8 +667,8 @@ void describe_sharding(Keys& keys, TrainConfig& config) {
         {.name = "tensor_plan",
          .meaning = "which layers of a program's own model `parallel.tensor` cuts, by their "
                     "names, and how: `{\"blocks.*.fc1\": \"column\", \"blocks.*.fc2\": "
-                    "\"row\"}` ([tensor.md](tensor.md)); the built-in models know that "
-                    "themselves",
+                    "\"row\", \"blocks.*.attention\": \"heads\"}` ([tensor.md](tensor.md)); the "
+                    "built-in models know that themselves",
          .deepspeed = "`parallelize_module`'s plan in PyTorch",
          .by_default = "none"},
         config.tensor_plan, kLayerCuts);

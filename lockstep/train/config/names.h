@@ -30,7 +30,9 @@ inline constexpr Named<mesh::ContextAlgorithm> kContextAlgorithms[] = {
     {"ring", mesh::ContextAlgorithm::ring}, {"all_to_all", mesh::ContextAlgorithm::all_to_all}};
 
 inline constexpr Named<LayerCut> kLayerCuts[] = {{"column", LayerCut::column},
-                                                 {"row", LayerCut::row}};
+                                                 {"row", LayerCut::row},
+                                                 {"heads", LayerCut::heads},
+                                                 {"qkv", LayerCut::qkv}};
 
 inline constexpr Named<OffloadDevice> kOffloadDevices[] = {{"none", OffloadDevice::none},
                                                            {"cpu", OffloadDevice::cpu}};
