@@ -5,21 +5,21 @@ namespace lockstep::device {
 namespace {
 
 // LibTorch copies the information of a thread to those that run its backward pass. It uses this
-// kind for nothing itself.
-constexpr auto kKind = c10::DebugInfoKind::PRODUCER_INFO;
+// kind for nothing itself. It is no constant in newer versions.
+c10::DebugInfoKind kind() { return c10::DebugInfoKind::PRODUCER_INFO; }
 
 struct Caller final : c10::DebugInfoBase {
   std::uint64_t number = this_thread_number();
 };
 
 const Caller* caller() {
-  return dynamic_cast<const Caller*>(c10::ThreadLocalDebugInfo::get(kKind));
+  return dynamic_cast<const Caller*>(c10::ThreadLocalDebugInfo::get(kind()));
 }
 
 }  // namespace
 
 BackwardThread::BackwardThread()
-    : guard_(kKind, caller() == nullptr ? std::make_shared<Caller>() : nullptr) {}
+    : guard_(kind(), caller() == nullptr ? std::make_shared<Caller>() : nullptr) {}
 
 AsBackwardThread::AsBackwardThread() {
   if (const Caller* const one = caller(); one != nullptr && one->number != this_thread_number())

@@ -79,6 +79,8 @@ struct DistributedConfig {
   // ours, in the whole process from the first setup_distributed() on that says so
   // (nn/layers/autocast_operators.h). Nothing else of a program changes.
   bool autocast_operators = true;
+  // When gradients of passes are exchanged that others of the step follow (accumulate()).
+  ExchangeGradients exchange_gradients = ExchangeGradients::automatic;
   // Every so many exchanges of gradients, and at the first, ranks that hold the same parameters
   // compare them; where they differ, backward() throws on all of them. 0: never.
   std::int64_t consistency_check_interval = data_parallel::kConsistencyCheckInterval;

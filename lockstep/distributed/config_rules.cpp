@@ -59,6 +59,7 @@ std::vector<std::string> lines_of(const DistributedConfig& config) {
                   context),
       fmt::format("between_layers is {}",
                   config.between_layers == nn::BetweenLayers::whole ? "whole" : "by_positions"),
+      fmt::format("exchange_gradients is {}", name_of(config.exchange_gradients)),
       fmt::format("consistency_check_interval is {}", config.consistency_check_interval)};
   for (std::size_t i = 0; i < config.tensor_plan.size(); ++i)
     lines.push_back(fmt::format("element {} of tensor_plan is '{}' by {}", i,

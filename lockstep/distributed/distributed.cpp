@@ -419,16 +419,16 @@ void DistributedManager::build(const std::function<std::shared_ptr<torch::nn::Mo
   const auto module = construction.construct(make);
   state_->check_new(module.get());
   if (sizes.context > 1)
-    throw UsageError("build_model() cuts models into stages, and over the axes of data and tensor, "
-                     "and this job has {}: use wrap_model()",
+    throw UsageError("build_model() spreads models over the axes of data, tensor and pipeline, and "
+                     "this job has {}: use wrap_model()",
                      to_text(sizes));
-  if (sizes.tensor > 1) check_drawn_alike(before, generator_state(), *state_->mesh.axis("tp"));
   keep_stage();
   if (sizes.pipeline > 1) {
     state_->check_not_empty(*module);
     check_stages_differ(*module, *state_->mesh.axis("pp"));
   }
   if (sizes.tensor > 1) {
+    check_drawn_alike(before, generator_state(), *state_->mesh.axis("tp"));
     const tensor::internal::Defer defer = [&](const std::function<void()>& body) {
       construction.construct([&] {
         body();
@@ -481,6 +481,10 @@ bool DistributedManager::synchronises_batch_norms(const ModelRef& model) const {
   return model.module() != nullptr && std::ranges::any_of(state_->batch_norms, [&](const auto& n) {
            return n->converted_any_of(*model.module());
          });
+}
+
+data_parallel::Accumulation DistributedManager::accumulate(const ModelRef& model) {
+  return state_->checked(model).parallel->accumulate();
 }
 
 data_parallel::NoSync DistributedManager::no_sync(const ModelRef& model) {

@@ -149,7 +149,17 @@ class DistributedManager {
   // Whether a model has any such batch norm.
   bool synchronises_batch_norms(const ModelRef& model) const;
 
-  // While the guard lives, backward() leaves gradients on the rank: gradient accumulation.
+  // Gradient accumulation: hold what it returns during all passes of a step but the last. Then the
+  // gradients of backward() below are divided by the samples of all passes, and are exchanged as
+  // DistributedConfig::exchange_gradients says. All ranks run the same number of passes.
+  //
+  //   for (int pass = 0; pass < 4; ++pass) {
+  //     std::optional<data_parallel::Accumulation> more;
+  //     if (pass < 3) more.emplace(dist.accumulate(model));
+  //     dist.backward(model, loss_sum, count);
+  //   }
+  data_parallel::Accumulation accumulate(const ModelRef& model);
+  // While the guard lives, backward() leaves gradients on the rank, whole, with every strategy.
   data_parallel::NoSync no_sync(const ModelRef& model);
 
   // Backward of a loss that is a sum over `count` samples: gradients are divided by the samples of

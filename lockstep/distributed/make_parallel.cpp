@@ -55,6 +55,7 @@ std::unique_ptr<data_parallel::ParallelModel> make_parallel(
     const shard::Origin& origin) {
   auto made = make_strategy(module, mesh, axes, config, context, origin);
   made->check_consistency_every(config.consistency_check_interval);
+  made->exchange_each_pass(exchanges_each_pass(config.exchange_gradients, strategy_of(config)));
   return made;
 }
 

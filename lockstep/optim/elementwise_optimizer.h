@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <lockstep/optim/stateful_optimizer.h>
@@ -22,9 +23,12 @@ struct Stretch {
 // tensors elsewhere, all of a step at once. On the CPU, an element's bits must not depend on its
 // place in a stretch: LibTorch's operators round the last few elements of a tensor differently, so
 // the formula is a loop (base/simd.h).
+//
+// Weights of 16 bits, and their gradients and state, are floats while the formula runs.
 class ElementwiseOptimizer : public StatefulOptimizer {
  protected:
-  using StatefulOptimizer::StatefulOptimizer;
+  ElementwiseOptimizer(std::vector<ParameterGroup> groups, std::vector<std::string> state_names)
+      : StatefulOptimizer(std::move(groups), std::move(state_names), NarrowWeights::taken) {}
 
  private:
   virtual void update(const StepNumbers& numbers, const Stretch<float>& stretch) const = 0;
@@ -34,6 +38,9 @@ class ElementwiseOptimizer : public StatefulOptimizer {
                       const StepFactor& factor) const = 0;
 
   void move(const std::vector<ParameterStep>& steps, const StepFactor& factor) final;
+  template <typename T>
+  void update_narrow(const ParameterStep& step, std::int64_t begin, std::int64_t count) const;
+  void update_narrow_elsewhere(const ParameterStep& step) const;
 };
 
 // Elements that one call of a loop takes on.

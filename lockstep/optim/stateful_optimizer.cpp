@@ -6,13 +6,19 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/hash.h>
 #include <lockstep/optim/saved_state.h>
 
 namespace lockstep::optim {
 
 namespace {
+
+std::string shape_of_type(at::ScalarType type, const at::Tensor& of) {
+  return fmt::format("{} [{}]", c10::toString(type), fmt::join(of.sizes(), ", "));
+}
 
 void check_number(const char* what, double value) {
   if (!std::isfinite(value) || value < 0)
@@ -22,7 +28,7 @@ void check_number(const char* what, double value) {
 }  // namespace
 
 StatefulOptimizer::StatefulOptimizer(std::vector<ParameterGroup> groups,
-                                     std::vector<std::string> state_names)
+                                     std::vector<std::string> state_names, NarrowWeights narrow)
     : state_names_(std::move(state_names)) {
   std::vector<NamedParameter> all;
   for (const ParameterGroup& group : groups) {
@@ -34,9 +40,15 @@ StatefulOptimizer::StatefulOptimizer(std::vector<ParameterGroup> groups,
   for (const auto& [name, tensor] : all) {
     const auto type = tensor.scalar_type();
     if (type == at::kFloat || type == at::kDouble) continue;
-    throw UsageError("parameter '{}' is {}: optimizers step on Float and Double only, as small "
-                     "steps are lost in 16 bits; keep the weights in Float and cast where they "
-                     "are used",
+    const bool is_narrow = type == at::kHalf || type == at::kBFloat16;
+    if (is_narrow && narrow == NarrowWeights::taken) continue;
+    if (is_narrow)
+      throw UsageError(
+          "parameter '{}' is {}, and this optimizer looks at whole parameters, which it "
+          "does in Float and Double only: take one that goes by elements, such as "
+          "AdamW, or keep the weights in Float and cast where they are used",
+          name, c10::toString(type));
+    throw UsageError("parameter '{}' is {}: optimizers step on Float, Double, BFloat16 and Half",
                      name, c10::toString(type));
   }
   for (ParameterGroup& group : groups)
@@ -48,9 +60,20 @@ void StatefulOptimizer::add(NamedParameter parameter, const ParameterGroup& grou
                   .weight_decay = group.weight_decay,
                   .learning_rate_factor = group.learning_rate_factor};
   const at::Tensor& tensor = added.named.tensor;
+  added.type = tensor.scalar_type();
+  const bool is_narrow = added.type == at::kHalf || added.type == at::kBFloat16;
+  if (is_narrow) {
+    const std::string& name = added.named.name;
+    added.narrow.rounding = group.sixteen_bits.rounding;
+    added.narrow.random.key =
+        hash_text(fmt::format("{}/rounding/{}", group.sixteen_bits.seed, name));
+    if (group.elements_before) added.narrow.random.first = group.elements_before(name);
+  }
+  const at::ScalarType state_type =
+      is_narrow && !group.sixteen_bits.in_state ? at::kFloat : added.type;
   for (std::size_t i = 0; i < state_names_.size(); ++i)
-    added.state.push_back(at::zeros(
-        tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()).device(tensor.device())));
+    added.state.push_back(
+        at::zeros(tensor.sizes(), at::TensorOptions().dtype(state_type).device(tensor.device())));
   parameters_.push_back(std::move(added));
 }
 
@@ -76,31 +99,38 @@ void StatefulOptimizer::step(double learning_rate, const StepFactor& factor) {
   for (Parameter& parameter : parameters_) {
     const auto& [name, tensor] = parameter.named;
     for (const at::Tensor& state : parameter.state)
-      if (state.device() != tensor.device() || state.scalar_type() != tensor.scalar_type() ||
+      if (state.device() != tensor.device() || parameter.type != tensor.scalar_type() ||
           state.sizes() != tensor.sizes())
         throw UsageError("parameter '{}' is {} on {}, but was {} on {} when the optimizer was "
                          "made: move, convert and cut a model before that",
-                         name, type_and_shape(tensor), tensor.device().str(), type_and_shape(state),
-                         state.device().str());
+                         name, type_and_shape(tensor), tensor.device().str(),
+                         shape_of_type(parameter.type, state), state.device().str());
     at::Tensor gradient = gradient_of(parameter.named);
     if (!gradient.defined()) continue;
     const bool in_memory = tensor.device().is_cpu();
     steps.push_back({.name = name,
                      .numbers = {.learning_rate = learning_rate * parameter.learning_rate_factor,
                                  .weight_decay = parameter.weight_decay,
-                                 .step = parameter.step + 1},
+                                 .step = parameter.step + 1,
+                                 .narrow = parameter.narrow},
                      .weight = in_memory ? tensor.contiguous() : tensor,
                      .gradient = in_memory ? gradient.contiguous() : std::move(gradient),
                      .state = &parameter.state});
+    steps.back().numbers.narrow.random.step = static_cast<std::uint64_t>(parameter.step + 1);
     stepped.push_back(&parameter);
   }
 
   std::vector<at::Tensor> multiplied_here;
-  for (const ParameterStep& one : steps)
-    if (!takes_factor(one)) multiplied_here.push_back(one.gradient);
-  if (!multiplied_here.empty() && !factor.is_one()) {
+  bool needs_value = false;
+  for (const ParameterStep& one : steps) {
+    if (takes_factor(one)) continue;
+    needs_value = true;
+    if (!one.is_narrow()) multiplied_here.push_back(one.gradient);
+  }
+  if (needs_value && !factor.is_one()) {
     if (factor.value() == 0) return;
     multiply(multiplied_here, factor.value());
+    for (ParameterStep& one : steps) one.numbers.narrow.gradient_factor = factor.value();
   }
   move(steps, factor);
   last_factor_ = factor;

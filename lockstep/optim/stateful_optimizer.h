@@ -10,11 +10,19 @@
 
 namespace lockstep::optim {
 
+// What a step on a weight of 16 bits needs besides.
+struct NarrowStep {
+  Rounding rounding = Rounding::stochastic;
+  RandomBits random;           // of the weight; those of state i have key + 1 + i
+  double gradient_factor = 1;  // the gradient's own 16 bits would be rounded again
+};
+
 // The numbers of one step of one parameter.
 struct StepNumbers {
   double learning_rate = 0;
   double weight_decay = 0;
   std::int64_t step = 0;  // of this parameter, from 1
+  NarrowStep narrow = {};
 };
 
 // One parameter's part of a step.
@@ -28,6 +36,9 @@ struct ParameterStep {
   const std::vector<at::Tensor>* state = nullptr;  // in the order of the state's names
 
   bool in_memory() const { return weight.device().is_cpu(); }
+  bool is_narrow() const {
+    return weight.scalar_type() == at::kHalf || weight.scalar_type() == at::kBFloat16;
+  }
 };
 
 // Derived classes move the parameters.
@@ -39,14 +50,20 @@ class StatefulOptimizer : public Optimizer {
   void load_state(const std::vector<NamedTensor>& state) final;
 
  protected:
+  // Whether move() takes weights of Half and BFloat16.
+  enum class NarrowWeights { refused, taken };
+
   // Zeros of each parameter's shape for each of the names.
-  StatefulOptimizer(std::vector<ParameterGroup> groups, std::vector<std::string> state_names);
+  StatefulOptimizer(std::vector<ParameterGroup> groups, std::vector<std::string> state_names,
+                    NarrowWeights narrow = NarrowWeights::refused);
 
  private:
   struct Parameter {
     NamedParameter named;
     double weight_decay = 0;
     double learning_rate_factor = 1;
+    at::ScalarType type = at::kFloat;
+    NarrowStep narrow = {};
     std::int64_t step = 0;  // with the last step, which may turn out to have been left out
     bool in_last_step = false;
     std::vector<at::Tensor> state;

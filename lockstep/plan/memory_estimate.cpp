@@ -213,6 +213,8 @@ class Accountant {
     cuts_parameters_ = cuts_parameters(options.strategy);
     cuts_gradients_ = cuts_gradients(options.strategy);
     cuts_optimizer_ = cuts_optimizer(options.strategy);
+    adds_passes_ = options.accumulation > 1 &&
+                   exchanges_each_pass(options.exchange_gradients, options.strategy);
     num_parts_ = has_copies(options.strategy) && options.ranks_per_copy > 0 ? options.ranks_per_copy
                                                                             : options.num_ranks;
     std::vector<std::int64_t> sizes;
@@ -258,7 +260,17 @@ class Accountant {
   std::int64_t sent_bytes(const Unit& unit) const {
     return is_narrow() ? bytes_of(options_.precision) : unit.element_bytes;
   }
-  // Bytes of an element of a gradient that is summed over ranks or over passes: never 16 bits.
+  // Whether the optimizer steps on 16 bits.
+  bool has_narrow_masters() const { return is_narrow() && options_.narrow_masters; }
+  // Bytes of an element of the weights that the optimizer steps on, and of their gradients.
+  std::int64_t master_bytes(const Unit& unit) const {
+    return has_narrow_masters() ? bytes_of(options_.precision) : summed_bytes(unit);
+  }
+  // Bytes of an element of a gradient that a rank sums over its own passes.
+  std::int64_t own_passes_bytes(const Unit& unit) const {
+    return has_narrow_masters() && on_gpu() ? bytes_of(options_.precision) : summed_bytes(unit);
+  }
+  // Bytes of an element of a gradient that is summed over ranks: never 16 bits.
   std::int64_t summed_bytes(const Unit& unit) const {
     return is_narrow() ? kFloat : unit.element_bytes;
   }
@@ -287,22 +299,30 @@ class Accountant {
     if (!unit.trained) return;
     if (cuts_gradients_)
       (offloads ? estimate_.host_optimizer : estimate_.gradients) +=
-          part(unit) * summed_bytes(unit);
-    if (!cuts_gradients_ || options_.accumulation > 1)
+          part(unit) * master_bytes(unit);
+    if (!cuts_gradients_ || keeps_own_passes())
+      estimate_.gradients += unit.num_elements * own_passes_bytes(unit);
+    // The sums of the passes before, while another one runs.
+    if (!cuts_gradients_ && adds_passes_)
       estimate_.gradients += unit.num_elements * summed_bytes(unit);
     const std::int64_t stepped_on =
         cuts_optimizer_ ? std::min(part(unit), unit.num_elements) : unit.num_elements;
     // The weights that are stepped on.
     if (offloads)
-      estimate_.host_optimizer += stepped_on * kFloat;
-    else if (is_narrow())
+      estimate_.host_optimizer += stepped_on * (has_narrow_masters() ? master_bytes(unit) : kFloat);
+    else if (is_narrow() && !has_narrow_masters())
       estimate_.optimizer += stepped_on * kFloat;
   }
 
+  // Whether a rank keeps the whole gradients of its own passes until the last of a step.
+  bool keeps_own_passes() const { return options_.accumulation > 1 && !adds_passes_; }
+
   bool moves_matrices() const { return options_.step_kind == optim::StepKind::whole_matrices; }
   std::int64_t state_bytes_of(const ModelSizes::Parameter& parameter) const {
-    return moves_matrices() && parameter.matrix_rows > 0 ? options_.matrix_state_bytes
-                                                         : options_.state_bytes;
+    const std::int64_t bytes = moves_matrices() && parameter.matrix_rows > 0
+                                   ? options_.matrix_state_bytes
+                                   : options_.state_bytes;
+    return has_narrow_masters() && options_.narrow_states ? bytes / 2 : bytes;
   }
 
   // The optimizer's state on the rank that has most of it: parts of units are equally long, but
@@ -377,14 +397,13 @@ class Accountant {
     return most;
   }
 
-  // Bytes of a checkpoint. For weights in 16 bits it holds the fp32 ones that the optimizer steps
-  // on.
+  // Bytes of a checkpoint, which holds the weights that the optimizer steps on.
   std::int64_t saved_bytes() const {
     std::int64_t bytes = model_.buffer_bytes;
     for (const ModelSizes::Parameter& parameter : model_.parameters) {
       const Unit& unit = model_.units[parameter.unit];
       bytes += parameter.num_elements *
-               (summed_bytes(unit) + (unit.trained ? state_bytes_of(parameter) : 0));
+               (master_bytes(unit) + (unit.trained ? state_bytes_of(parameter) : 0));
     }
     return bytes;
   }
@@ -417,22 +436,28 @@ class Accountant {
       units.push_back({.moved = unit.trained, .bytes = padded(unit) * summed_bytes(unit)});
       largest = std::max(largest, units.back().bytes);
     }
-    return peak_of_gradients(model_, trace_, units, shard::kGradientBuffers * largest);
+    // A rank's parts of the sums that arrive to be added to those of the passes before, or to be
+    // rounded.
+    const std::int64_t arriving =
+        adds_passes_ || has_narrow_masters()
+            ? static_cast<std::int64_t>(shard::kGradientsInFlight) * largest / num_parts_
+            : 0;
+    return peak_of_gradients(model_, trace_, units, shard::kGradientBuffers * largest) + arriving;
   }
 
   // Walks through a step: some memory is there all the time, and gradients are added as they come.
   std::int64_t peak() const {
     std::int64_t whole_gradients = 0;
     for (const Unit& unit : model_.units)
-      if (unit.trained) whole_gradients += unit.num_elements * summed_bytes(unit);
+      if (unit.trained) whole_gradients += unit.num_elements * own_passes_bytes(unit);
     const bool stay_whole = !cuts_gradients_;
     // Gradients of the micro-batch before are there, or buckets hold all gradients.
     const bool there_from_the_start =
-        options_.accumulation > 1 || (stay_whole && options_.device == Device::gpu);
+        keeps_own_passes() || (stay_whole && options_.device == Device::gpu);
     const std::int64_t rest = estimate_.weights + estimate_.optimizer + estimate_.buffers +
                               estimate_.copies + estimate_.gathered +
                               estimate_.gradients_on_their_way + estimate_.gradients -
-                              (stay_whole || options_.accumulation > 1 ? whole_gradients : 0);
+                              (stay_whole || keeps_own_passes() ? whole_gradients : 0);
     std::int64_t gradients = there_from_the_start ? whole_gradients : 0;
     std::int64_t most = 0;
     for (const StepTrace::Event& event : trace_.events) {
@@ -450,6 +475,7 @@ class Accountant {
   bool cuts_parameters_ = false;
   bool cuts_gradients_ = false;
   bool cuts_optimizer_ = false;
+  bool adds_passes_ = false;  // each to sums over all ranks
   int num_parts_ = 1;
   std::vector<bool> resident_;
   MemoryEstimate estimate_;

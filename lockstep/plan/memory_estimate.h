@@ -34,14 +34,19 @@ struct MemoryOptions {
   // parameters that are cut.
   Precision precision = Precision::fp32;
   Offload offload = Offload::none;
-  std::int64_t state_bytes = 8;  // the optimizer's for each parameter: Adam 8, momentum 4
+  // Weights that the optimizer steps on, and their gradients, in the 16 bits of `precision`; where
+  // gradients are cut.
+  bool narrow_masters = false;
+  bool narrow_states = false;    // the optimizer's state, too
+  std::int64_t state_bytes = 8;  // the optimizer's for each parameter, in fp32: Adam 8, momentum 4
   // How much of a parameter its step sees; for an optimizer of whole matrices also the bytes of
   // state of each of their elements.
   optim::StepKind step_kind = optim::StepKind::elementwise;
   std::int64_t matrix_state_bytes = 0;
   std::int64_t max_live_units = 2;  // shard::Options
   std::int64_t accumulation = 1;    // micro-batches of a step
-  int ranks_per_node = 0;           // that keep a copy among them (hpZ); 0: none do
+  ExchangeGradients exchange_gradients = ExchangeGradients::automatic;
+  int ranks_per_node = 0;  // that keep a copy among them (hpZ); 0: none do
   // How often the host's memory holds a copy of a rank's share of the checkpoint. All ranks have
   // equal shares of it, whatever the strategy.
   int copied_shares = 0;

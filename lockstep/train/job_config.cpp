@@ -58,6 +58,15 @@ DistributedConfig distributed_config(const TrainConfig& config) {
   if (cuts_gradients(config.sharding.strategy)) {
     result.fsdp.mixed_precision = {.param_dtype = scalar_type_of(config.precision.compute),
                                    .reduce_dtype = scalar_type_of(config.precision.gradients)};
+    if (config.precision.narrow_masters) {
+      shard::MixedPrecision& mixed = result.fsdp.mixed_precision;
+      mixed.master_dtype = mixed.param_dtype;
+      mixed.master_rounding = {.rounding = config.precision.stochastic_rounding
+                                               ? optim::Rounding::stochastic
+                                               : optim::Rounding::nearest,
+                               .in_state = config.precision.narrow_states,
+                               .seed = static_cast<std::uint64_t>(config.seed)};
+    }
     result.fsdp.cpu_offload = {
         .offload_optimizer = config.sharding.offload_optimizer == OffloadDevice::cpu,
         .offload_params = config.sharding.offload_param == OffloadDevice::cpu};
@@ -78,6 +87,7 @@ DistributedConfig distributed_config(const TrainConfig& config) {
                         .bytes = static_cast<std::size_t>(config.ddp.bucket_mb * kMiB)};
   result.backend = config.backend;
   result.timeout = std::chrono::seconds(config.timeout_seconds);
+  result.exchange_gradients = config.exchange_gradients;
   result.consistency_check_interval = config.consistency_check_interval;
   result.ddp.find_unused_parameters = config.ddp.find_unused_parameters;
   return result;

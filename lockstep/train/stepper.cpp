@@ -144,7 +144,7 @@ void Stepper::backward(nn::LossSum loss, std::int64_t num_passes, Exchange excha
   if (loss_scaling_ && loss.sum.defined()) loss.sum = loss_scaling_->scale_gradients_of(loss.sum);
   if (!counts) loss = {.sum = loss.sum * 0, .count = 0};
   if (exchange == Exchange::now) return dist_.backward(model_, loss.sum, loss.count);
-  const auto local = dist_.no_sync(model_);
+  const auto more = dist_.accumulate(model_);
   dist_.backward(model_, loss.sum, loss.count);
 }
 

@@ -172,8 +172,9 @@ class Stepper {
   void zero_gradients() { optimizer_->zero_grad(); }
 
   enum class Exchange { now, later };
-  // Backward of one of a step's passes; only the last exchanges gradients. `num_passes` is how many
-  // the step has. `counts` is false for samples that stand in on a rank that has none.
+  // Backward of one of a step's passes. Those before the last exchange gradients later, or as they
+  // come where DistributedConfig::exchange_gradients says so. `num_passes` is how many the step
+  // has. `counts` is false for samples that stand in on a rank that has none.
   void backward(nn::LossSum loss, std::int64_t num_passes, Exchange exchange, bool counts = true);
   // All passes of a step at once, as a pipeline runs them. `run` gets what makes the tensor on
   // which backward is called; it is empty where there is no loss scale. It returns the sum of the

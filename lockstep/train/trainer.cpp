@@ -358,8 +358,7 @@ void Trainer::or_give_up(const Work& work) {
   }
 }
 
-// Runs forward and backward of the step's accumulated batches; the last of them exchanges
-// gradients.
+// Runs forward and backward of the step's accumulated batches.
 void Trainer::run_passes(std::optional<StepTimes>& times) {
   const std::int64_t global_batch = loader_.sampler().global_batch_size(batch_.micro);
   const std::int64_t num_passes = std::min(batch_.accumulation, loader_.batches_left());

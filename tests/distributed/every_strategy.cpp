@@ -545,6 +545,39 @@ void check_consistency(Cells& cells, ShardingStrategy strategy) {
   });
 }
 
+// What lies on the ranks between passes.
+void check_exchanged_passes(Cells& cells, ShardingStrategy strategy) {
+  for (const ExchangeGradients when :
+       {ExchangeGradients::automatic, ExchangeGradients::each_pass, ExchangeGradients::last_pass})
+    cells.cell(fmt::format("passes that others follow, exchanged \"{}\"", name_of(when)), [&] {
+      DistributedManager dist = setup_distributed({.mode = ParallelMode::FSDP,
+                                                   .sharding_strategy = strategy,
+                                                   .timeout = milliseconds(30'000),
+                                                   .device_type = c10::DeviceType::CPU,
+                                                   .exchange_gradients = when});
+      EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
+      const auto optimizer = dist.make_optimizer(model, optim::AdamWOptions{});
+      const auto pass = [&](int number) {
+        const at::Tensor input = at::full({2, kWidth}, 0.1 * number + dist.rank());
+        dist.backward(model, model->forward(input).pow(2).sum(), 2);
+      };
+      {
+        const auto more = dist.accumulate(model);
+        pass(0);
+        pass(1);
+      }
+      const bool summed = when == ExchangeGradients::automatic
+                              ? strategy != ShardingStrategy::NO_SHARD &&
+                                    strategy != ShardingStrategy::SHARD_OPTIMIZER
+                              : when == ExchangeGradients::each_pass;
+      cells.expect_usage_error([&] { optimizer->step(0.1); },
+                               summed ? "a sum that is not divided yet" : "this rank's alone");
+      pass(2);
+      cells.expect(dist.totals(model).count() == 6.0 * dist.world_size(), "the count is wrong");
+      optimizer->step(0.1);
+    });
+}
+
 // With hybrid shards every copy of the model has a first rank, and one of those is the main rank.
 void check_copies(Cells& cells) {
   cells.cell("state of several copies is handed to the main rank alone", [&] {
@@ -761,6 +794,8 @@ void check_every_strategy(Cells& cells) {
   }
   for (const ShardingStrategy strategy : {NO_SHARD, SHARD_OPTIMIZER, HYBRID_SHARD})
     check_consistency(cells, strategy);
+  for (const ShardingStrategy strategy : {NO_SHARD, SHARD_OPTIMIZER, SHARD_GRAD_OP, FULL_SHARD})
+    check_exchanged_passes(cells, strategy);
   check_copies(cells);
   for (const int copies : {1, cells.num_ranks()}) {
     DistributedManager dist = setup_distributed(

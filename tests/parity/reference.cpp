@@ -84,17 +84,31 @@ Tensors copies(const Tensors& tensors) {
 }  // namespace
 
 double reference_step(const Subject& subject, const at::Tensor& input, const at::Tensor& target,
-                      std::int64_t step, const Spread& spread, Division division) {
+                      std::int64_t step, const Spread& spread, Division division, PassOrder order) {
   const Tensors parameters = subject.module->parameters();
   const Tensors buffers = subject.module->buffers();
   const Tensors buffers_before = copies(buffers);
   Tensors buffers_of_first;
-  std::vector<Tensors> gradients;  // indexed by rank
+  // Of one pass after the other, or of all of them: gradients, indexed by rank.
+  const bool by_pass = order == PassOrder::ranks_first;
+  std::vector<std::vector<Tensors>> gradients(
+      by_pass ? static_cast<std::size_t>(spread.num_passes()) : 1);
+  const auto drop_gradients = [&] {
+    for (const at::Tensor& parameter : parameters) parameter.mutable_grad() = at::Tensor();
+  };
+  const auto keep_gradients = [&](std::size_t pass) {
+    Tensors& of_rank = gradients[pass].emplace_back();
+    for (const at::Tensor& parameter : parameters) of_rank.push_back(parameter.grad());
+  };
   double losses = 0;
   for (int rank = 0; rank < spread.num_ranks(); ++rank) {
     restore(buffers, buffers_before);
-    for (const at::Tensor& parameter : parameters) parameter.mutable_grad() = at::Tensor();
+    drop_gradients();
     for (std::int64_t pass = 0; pass < spread.num_passes(); ++pass) {
+      if (by_pass && pass > 0) {
+        keep_gradients(static_cast<std::size_t>(pass - 1));
+        drop_gradients();
+      }
       if (spread.batches[rank][pass] == 0) continue;
       seed_pass(step, rank, pass);
       const at::Tensor loss = pass_loss(subject, input, target, spread, rank, pass, division);
@@ -104,8 +118,7 @@ double reference_step(const Subject& subject, const at::Tensor& input, const at:
       for (const at::Tensor& parameter : parameters)
         if (parameter.grad().defined()) parameter.mutable_grad() = parameter.grad().clone();
     }
-    Tensors& of_rank = gradients.emplace_back();
-    for (const at::Tensor& parameter : parameters) of_rank.push_back(parameter.grad());
+    keep_gradients(gradients.size() - 1);
     if (rank == 0) buffers_of_first = copies(buffers);
   }
   restore(buffers, buffers_of_first);
@@ -113,7 +126,9 @@ double reference_step(const Subject& subject, const at::Tensor& input, const at:
                            ? static_cast<double>(spread.num_samples() * subject.per_sample)
                            : static_cast<double>(spread.num_ranks());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const at::Tensor sum = tree_sum(gradients, i, 0, gradients.size());
+    at::Tensor sum;
+    for (const std::vector<Tensors>& of_ranks : gradients)
+      sum = sum_of(sum, tree_sum(of_ranks, i, 0, of_ranks.size()));
     parameters[i].mutable_grad() = sum.defined() ? sum / at::full({}, divisor, sum.options()) : sum;
   }
   return losses;

@@ -41,6 +41,12 @@ enum class Division {
   by_count,
 };
 
+// The order in which gradients of several passes are added.
+enum class PassOrder {
+  passes_first,  // each rank's passes, and then the ranks
+  ranks_first,   // the ranks of each pass, and then the passes
+};
+
 // Makes dropout and the like draw the same numbers in the reference process as in the rank.
 void seed_pass(std::int64_t step, int rank, std::int64_t pass);
 
@@ -52,7 +58,8 @@ at::Tensor pass_loss(const Subject& subject, const at::Tensor& input, const at::
 // Puts the gradients of a step into the subject's parameters, and returns the sum of the losses
 // from which the ranks' backward passes start.
 double reference_step(const Subject& subject, const at::Tensor& input, const at::Tensor& target,
-                      std::int64_t step, const Spread& spread, Division division);
+                      std::int64_t step, const Spread& spread, Division division,
+                      PassOrder order = PassOrder::passes_first);
 
 // Runs the whole batch in one pass, divided by its count, without any spreading. Returns the loss.
 double whole_batch_step(const Subject& subject, const at::Tensor& input, const at::Tensor& target);

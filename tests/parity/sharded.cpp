@@ -31,6 +31,8 @@ class Parallel {
   virtual ~Parallel() = default;
   virtual void backward(const at::Tensor& loss, std::int64_t count) = 0;  // a summed loss
   virtual data_parallel::NoSync no_sync() = 0;
+  virtual data_parallel::Accumulation accumulate() = 0;
+  virtual void add_passes(PassOrder order) = 0;
   virtual std::unique_ptr<optim::Optimizer> make_optimizer(
       const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) = 0;
   virtual optim::ClipResult clip(double max_norm) = 0;
@@ -48,6 +50,10 @@ class Zero1 final : public Parallel {
     replicas_.backward(loss, count);
   }
   data_parallel::NoSync no_sync() override { return replicas_.no_sync(); }
+  data_parallel::Accumulation accumulate() override { return replicas_.accumulate(); }
+  void add_passes(PassOrder order) override {
+    replicas_.exchange_each_pass(order == PassOrder::ranks_first);
+  }
   std::unique_ptr<optim::Optimizer> make_optimizer(
       const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
     return shards_.make_optimizer(options, std::move(groups));
@@ -81,6 +87,10 @@ class Sharded final : public Parallel {
     sharded_.backward(loss, count);
   }
   data_parallel::NoSync no_sync() override { return sharded_.no_sync(); }
+  data_parallel::Accumulation accumulate() override { return sharded_.accumulate(); }
+  void add_passes(PassOrder order) override {
+    sharded_.exchange_each_pass(order == PassOrder::ranks_first);
+  }
   std::unique_ptr<optim::Optimizer> make_optimizer(
       const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
     return sharded_.make_optimizer(options, std::move(groups));
@@ -168,6 +178,7 @@ struct ShardedWay {
   double max_norm = 0;  // 0: no clipping
   bool needs_idle_ranks = false;
   bool recomputes = false;
+  PassOrder order = PassOrder::passes_first;
 };
 
 const std::vector<ShardedWay>& ways() {
@@ -182,9 +193,18 @@ const std::vector<ShardedWay>& ways() {
       {"mean", Division::by_ranks, four},
       {"accumulation, clipping", Division::by_ranks, four, 3, 0.01},
       {"by count, clipping", Division::by_count, some, 1, 0.01},
-      {"uneven accumulation", Division::by_count, some, 2},
+      {.name = "uneven accumulation",
+       .division = Division::by_count,
+       .samples = some,
+       .num_passes = 3,
+       .order = PassOrder::ranks_first},
       {"accumulation, recomputed", Division::by_count, four, 2, 0, false, true},
-      {"ranks without samples", Division::by_count, uneven, 2, 0, true},
+      {.name = "ranks without samples",
+       .division = Division::by_count,
+       .samples = uneven,
+       .num_passes = 2,
+       .needs_idle_ranks = true,
+       .order = PassOrder::ranks_first},
   };
   return all;
 }
@@ -203,8 +223,10 @@ double distributed_step(Cells& cells, const Subject& subject, Parallel& parallel
       losses.add_(loss.detach().cpu());
     }
     const bool last = pass + 1 == spread.num_passes();
-    std::optional<data_parallel::NoSync> guard;
-    if (!last) guard.emplace(parallel.no_sync());
+    std::optional<data_parallel::NoSync> local;
+    std::optional<data_parallel::Accumulation> more;
+    if (!last && division == Division::by_count) more.emplace(parallel.accumulate());
+    if (!last && division == Division::by_ranks) local.emplace(parallel.no_sync());
     if (division == Division::by_count)
       parallel.backward(loss, count * subject.per_sample);
     else
@@ -308,8 +330,8 @@ Values run_in_one_process(const ShardedCell& cell) {
   };
   for (std::int64_t step = 0; step < kSteps; ++step) {
     const auto [input, target] = cell.batch(reference, step);
-    const double losses =
-        reference_step(reference, input, target, step, cell.spread(step), cell.way->division);
+    const double losses = reference_step(reference, input, target, step, cell.spread(step),
+                                         cell.way->division, cell.way->order);
     keep(step, "loss", at::scalar_tensor(losses, at::kDouble));
     stepped_on.take_gradients();
     if (cell.way->max_norm > 0) {
@@ -343,6 +365,7 @@ void run_cell(Cells& cells, const ShardedCell& cell, const Values& reference) {
   for (const NamedTensor& one : data_parallel::trained_parameters(*subject.module))
     trained.push_back(one.name);
   const auto parallel = cell.strategy->wrap(cells, *subject.module, *cell.kind);
+  parallel->add_passes(way.order);
   const auto optimizer = parallel->make_optimizer(cell.optimizer->options, decaying(subject));
   const auto wanted = [&](std::int64_t step, const std::string& what) {
     return reference.at(of_step(step, what));

@@ -128,8 +128,8 @@ double SpreadModel::pass(std::int64_t step) {
     return parallel_->totals().mean_loss();
   }
   for (int pass = 0; pass < num_passes_; ++pass) {
-    std::optional<data_parallel::NoSync> no_sync;
-    if (pass + 1 < num_passes_) no_sync.emplace(parallel_->no_sync());
+    std::optional<data_parallel::Accumulation> more;
+    if (pass + 1 < num_passes_) more.emplace(parallel_->accumulate());
     const Samples samples = samples_of(pass);
     const auto [tokens, targets] = take(*model_, step_, num_samples_, samples.first, samples.count);
     auto cast = cast_to(autocast_, *model_);

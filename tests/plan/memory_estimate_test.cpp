@@ -79,10 +79,41 @@ TEST(MemoryEstimate, IsWhatIsThereAtOnce) {
   EXPECT_EQ(of({.device = Device::gpu}, kMany).peak, 16 * kPsi + 1000 + kMany);
   const auto full = of({.strategy = FULL_SHARD, .num_ranks = 8}, kMany);
   EXPECT_EQ(full.peak, 16 * kPsi / 8 + 4 * 4 * kUnit + 1000 + kMany);
-  // Without communication, gradients are whole.
-  const auto accumulated = of({.strategy = FULL_SHARD, .num_ranks = 8, .accumulation = 2}, kMany);
-  EXPECT_EQ(accumulated.peak, full.peak + 4 * kPsi);
-  EXPECT_EQ(accumulated.gradients, full.gradients + 4 * kPsi);
+}
+
+TEST(MemoryEstimate, AddsPassesIntoShardsUnlessTheyAreExchangedAtTheEnd) {
+  constexpr std::int64_t kMany = 100 * kPsi;
+  using enum ExchangeGradients;
+  MemoryOptions options{.strategy = FULL_SHARD, .num_ranks = 8};
+  const auto one_pass = of(options, kMany);
+  options.accumulation = 2;
+  const auto into_shards = of(options, kMany);
+  EXPECT_EQ(into_shards.gradients, one_pass.gradients);
+  // Parts of two units that arrive.
+  EXPECT_EQ(into_shards.peak, one_pass.peak + 2 * 4 * kUnit / 8);
+  options.exchange_gradients = last_pass;
+  EXPECT_EQ(of(options, kMany).gradients, one_pass.gradients + 4 * kPsi);
+  EXPECT_EQ(of(options, kMany).peak, one_pass.peak + 4 * kPsi);
+  // Where all ranks have whole gradients, the sums of the passes before are set aside.
+  const auto ddp = of({.accumulation = 2}, kMany);
+  const auto each = of({.accumulation = 2, .exchange_gradients = each_pass}, kMany);
+  EXPECT_EQ(each.gradients, ddp.gradients + 4 * kPsi);
+  EXPECT_EQ(each.peak, ddp.peak);
+}
+
+TEST(MemoryEstimate, HasNoWeightsInFp32WhereTheConfigSaysSo) {
+  MemoryOptions options{.strategy = FULL_SHARD, .num_ranks = 8, .precision = Precision::bf16};
+  const auto with_fp32 = of(options);
+  EXPECT_EQ(with_fp32.weights + with_fp32.gradients + with_fp32.optimizer, 18 * kPsi / 8);
+  options.narrow_masters = true;
+  const auto without = of(options);
+  EXPECT_EQ(without.weights, 2 * kPsi / 8);
+  EXPECT_EQ(without.gradients, 2 * kPsi / 8);
+  EXPECT_EQ(without.optimizer, 8 * kPsi / 8);
+  options.narrow_states = true;
+  EXPECT_EQ(of(options).optimizer, 4 * kPsi / 8);
+  // Where weights are whole on every rank, they are the model's own.
+  EXPECT_EQ(of({.precision = Precision::bf16, .narrow_masters = true}).optimizer, 8 * kPsi);
 }
 
 TEST(MemoryEstimate, OfAHybridIsThatOfOneCopy) {

@@ -1,6 +1,11 @@
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
 
+#include <lockstep/device/live_bytes.h>
 #include <lockstep/parallel/replicate/distributed_data_parallel.h>
 #include <lockstep/parallel/shard/optimizer_shards.h>
 
@@ -42,6 +47,66 @@ void expect_no_growth(Cells& cells, const MemoryReport& early, const MemoryRepor
   same(early.gathered_peak, late.gathered_peak, "the peak of what is gathered");
   same(early.gradients_on_their_way_peak, late.gradients_on_their_way_peak,
        "the peak of gradients on their way");
+}
+
+std::uint64_t sent_by(const comm::Communicator& group) {
+  const auto to_ranks = group.sent_bytes();
+  std::uint64_t total = 0;
+  for (const std::uint64_t bytes : *to_ranks) total += bytes;
+  return total;
+}
+
+// What a step of several passes holds between them, and what it sends to sum them.
+void check_memory_between_passes(Cells& cells) {
+  struct Step {
+    double held = 0;  // bytes more between the passes than before them
+    std::uint64_t sent = 0;
+  };
+  const auto second_step = [&](Cut cut, bool each_pass, int num_passes) {
+    Chain model(kLayers, kWidth);
+    const Groups groups = shard_over(cells.group());
+    FullyShardedDataParallel parallel(*model, groups, {.cut = cut});
+    parallel.exchange_each_pass(each_pass);
+    const auto optimizer = adamw(parallel, *model);
+    Step result;
+    for (int step = 0; step < 2; ++step) {
+      optimizer->zero_grad();
+      const device::LiveBytes live(at::kCPU);
+      result = {.sent = sent_by(*groups.reduce)};
+      for (int pass = 0; pass < num_passes; ++pass) {
+        std::optional<data_parallel::Accumulation> more;
+        if (pass + 1 < num_passes) more.emplace(parallel.accumulate());
+        parallel.backward(loss_of(model), 1);
+        if (pass + 1 < num_passes)
+          result.held = std::max(result.held, static_cast<double>(live.now()));
+      }
+      result.sent = sent_by(*groups.reduce) - result.sent;
+      optimizer->step(0.001);
+    }
+    return result;
+  };
+  for (const auto& [name, cut] : {std::pair("SHARD_GRAD_OP", Cut::gradients),
+                                  std::pair("FULL_SHARD", Cut::gradients_and_parameters)})
+    cells.cell(fmt::format("{} between the passes of a step", name), [&, cut = cut] {
+      const double gradients = 4 * num_parameters(Chain(kLayers, kWidth));
+      const Step one = second_step(cut, true, 1);
+      const Step into_shards = second_step(cut, true, 3);
+      const Step whole = second_step(cut, false, 3);
+      cells.expect(into_shards.held < 0.02 * gradients,
+                   fmt::format("{} bytes were held beside the shards", into_shards.held));
+      cells.expect(whole.held >= gradients,
+                   fmt::format("{} bytes are less than whole gradients", whole.held));
+      // Calls whose sums are divided on the way say by what, which is all that differs.
+      const auto is_about = [&](std::uint64_t got, std::uint64_t wanted) {
+        return std::abs(static_cast<double>(got) - static_cast<double>(wanted)) <=
+               1e-4 * static_cast<double>(wanted);
+      };
+      cells.expect(one.sent > 0 && is_about(into_shards.sent, 3 * one.sent) &&
+                       is_about(whole.sent, one.sent),
+                   fmt::format("{} bytes were sent for three passes into shards, {} for three that "
+                               "add up on the rank and {} for one",
+                               into_shards.sent, whole.sent, one.sent));
+    });
 }
 
 }  // namespace
@@ -99,6 +164,7 @@ void check_memory(Cells& cells) {
                    fmt::format("{} bytes are gathered at rest", late.gathered_now));
       cells.expect(!late.text().empty(), "no text");
     });
+  check_memory_between_passes(cells);
   cells.cell("nothing is gathered before the first step and after a state was written", [&] {
     Chain model(kLayers, kWidth);
     FullyShardedDataParallel parallel = sharded(cells, *model);

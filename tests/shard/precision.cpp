@@ -1,3 +1,10 @@
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -369,9 +376,179 @@ void check_choices(Cells& cells) {
   });
 }
 
+// A replicated model in floats; its optimizer steps on weights and gradients of 16 bits, whole on
+// every rank.
+class Narrow {
+ public:
+  Narrow(Cells& cells, Chain model, const MixedPrecision& precision)
+      : type_(*precision.master_dtype),
+        model_(std::move(model)),
+        parallel_(*model_, cells.group()) {
+    for (const auto& [name, parameter] : data_parallel::trained_parameters(*model_))
+      masters_.push_back({name, parameter.detach().to(type_)});
+    std::vector<optim::ParameterGroup> groups = optim::decay_groups(masters_, 0.1);
+    for (optim::ParameterGroup& group : groups) group.sixteen_bits = precision.master_rounding;
+    optimizer_ = optim::make_optimizer(optim::AdamWOptions{}, std::move(groups));
+    widen();
+  }
+
+  Chain& model() { return model_; }
+  const std::vector<NamedTensor>& masters() const { return masters_; }
+  std::vector<NamedTensor> state() const { return optimizer_->state(); }
+
+  void take_gradients() {
+    const auto parameters = data_parallel::trained_parameters(*model_);
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      masters_[i].tensor.mutable_grad() = parameters[i].tensor.grad().to(type_);
+      parameters[i].tensor.mutable_grad() = at::Tensor();
+    }
+  }
+  void step(double learning_rate) {
+    optim::clip_gradients(masters_, 0.05);
+    optimizer_->step(learning_rate);
+    widen();
+  }
+
+ private:
+  void widen() {
+    const c10::NoGradGuard no_grad;
+    const auto parameters = data_parallel::trained_parameters(*model_);
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      parameters[i].tensor.copy_(masters_[i].tensor);
+  }
+
+  at::ScalarType type_;
+  Chain model_;
+  replicate::DistributedDataParallel parallel_;
+  std::vector<NamedTensor> masters_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+};
+
+struct NarrowKind {
+  std::string name;
+  std::function<FullyShardedDataParallel(torch::nn::Module& module, const MixedPrecision&)> make;
+};
+
+std::vector<NarrowKind> narrow_kinds(Cells& cells) {
+  const auto over_all = [&cells](Options options) {
+    return [&cells, options](torch::nn::Module& module, const MixedPrecision& precision) {
+      Options with_precision = options;
+      with_precision.mixed_precision = precision;
+      return FullyShardedDataParallel(module, shard_over(cells.group()), with_precision);
+    };
+  };
+  return {{"SHARD_GRAD_OP", over_all(scrubbed({.cut = Cut::gradients}))},
+          {"FULL_SHARD", over_all(scrubbed())},
+          {"FULL_SHARD in one unit", over_all(scrubbed({.units = one_unit()}))},
+          {"HYBRID_SHARD, a copy on each rank",
+           [&cells](torch::nn::Module& module, const MixedPrecision& precision) {
+             const auto& all = cells.group();
+             return FullyShardedDataParallel(
+                 module, shard_over(all, all->split(all->rank(), 0, "copy"), all), with(precision));
+           }}};
+}
+
+void expect_same_tensors(Cells& cells, const std::vector<NamedTensor>& got,
+                         const std::vector<NamedTensor>& wanted) {
+  for (const auto& [name, tensor] : wanted)
+    for (const NamedTensor& one : got)
+      if (one.name == name) {
+        cells.expect(one.tensor.scalar_type() == tensor.scalar_type(),
+                     name + " is of another type");
+        cells.expect_same(one.tensor, tensor, name);
+      }
+}
+
+void check_narrow_masters(Cells& cells) {
+  for (const NarrowKind& kind : narrow_kinds(cells))
+    for (const at::ScalarType type : {at::kBFloat16, at::kHalf})
+      for (const bool in_state : {false, true})
+        cells.cell(
+            fmt::format("{} on weights in {}{}", kind.name, c10::toString(type),
+                        in_state ? ", and their state" : ""),
+            [&] {
+              const MixedPrecision precision = {
+                  .param_dtype = type,
+                  .master_dtype = type,
+                  .master_rounding = {.in_state = in_state, .seed = 3}};
+              Chain model = seeded_chain(3, 20);
+              Narrow twin(cells, seeded_chain(3, 20), precision);
+              FullyShardedDataParallel parallel = kind.make(*model, precision);
+              const auto optimizer = adamw(parallel, *model);
+              Chain later = seeded_chain(3, 20);
+              std::optional<FullyShardedDataParallel> resumed;
+              std::unique_ptr<optim::Optimizer> resumed_optimizer;
+              for (int step = 0; step < kMixedSteps; ++step) {
+                const at::Tensor input = mixed_input(cells, step, 20);
+                const auto pass = [&](Chain& net) { net->forward(input).pow(2).mean().backward(); };
+                optimizer->zero_grad();
+                pass(model);
+                pass(twin.model());
+                twin.take_gradients();
+                for (const auto& [name, master] : twin.masters())
+                  cells.expect_same(parallel.full_gradient(name), master.grad(),
+                                    fmt::format("step {}: the gradient of {}", step, name));
+                parallel.clip_gradients(0.05);
+                optimizer->step(0.002);
+                twin.step(0.002);
+                if (resumed) {
+                  resumed_optimizer->zero_grad();
+                  pass(later);
+                  resumed->clip_gradients(0.05);
+                  resumed_optimizer->step(0.002);
+                }
+                if (step != 1) continue;
+                // From here on, in one unit, another run goes on with the state of this one.
+                resumed.emplace(*later, shard_over(cells.group()),
+                                scrubbed({.units = one_unit(), .mixed_precision = precision}));
+                resumed_optimizer = adamw(*resumed, *later);
+                resumed->load_full_state_dict(parallel.full_state_dict());
+                resumed->load_full_optimizer_state(*resumed_optimizer,
+                                                   parallel.full_optimizer_state(*optimizer, {}));
+              }
+              const auto state = parallel.full_state_dict({.rank0_only = false});
+              expect_same_tensors(cells, state, twin.masters());
+              expect_same_tensors(cells, resumed->full_state_dict({.rank0_only = false}), state);
+              expect_same_tensors(cells,
+                                  parallel.full_optimizer_state(*optimizer, {.rank0_only = false}),
+                                  twin.state());
+            });
+  cells.cell("weights, gradients and state of 16 bits take 12 bytes a parameter, or 8", [&] {
+    for (const bool in_state : {false, true}) {
+      Chain model = seeded_chain(4, 200);
+      FullyShardedDataParallel parallel(*model, shard_over(cells.group()),
+                                        with({.param_dtype = at::kBFloat16,
+                                              .master_dtype = at::kBFloat16,
+                                              .master_rounding = {.in_state = in_state}}));
+      const auto optimizer = adamw(parallel, *model);
+      model->forward(mixed_input(cells, 0, 200)).pow(2).mean().backward();
+      optimizer->step(0.001);
+      const MemoryReport report = parallel.memory_report();
+      const auto parameters = static_cast<double>(report.num_parameters);
+      // On one rank all units stay gathered, in the floats that a CPU computes with.
+      const double gathered = cells.num_ranks() == 1 ? 4 * parameters : 0;
+      const double wanted = gathered + (in_state ? 8 : 12) * parameters / cells.num_ranks();
+      cells.expect(std::abs(static_cast<double>(report.at_rest()) - wanted) <= 0.02 * wanted,
+                   fmt::format("{} bytes at rest and not {:.0f}", report.at_rest(), wanted));
+    }
+  });
+  cells.cell("types of weights that do not go together are refused", [&] {
+    Chain model = seeded_chain();
+    const auto refused = [&](const MixedPrecision& precision, const std::string& why) {
+      cells.expect_usage_error(
+          [&] { FullyShardedDataParallel(*model, shard_over(cells.group()), with(precision)); },
+          why);
+    };
+    refused({.master_dtype = at::kBFloat16}, "no param_dtype");
+    refused({.param_dtype = at::kHalf, .master_dtype = at::kBFloat16}, "a param_dtype of Half");
+    refused({.param_dtype = at::kFloat, .master_dtype = at::kFloat}, "a master_dtype of Float");
+  });
+}
+
 }  // namespace
 
 void check_precision(Cells& cells) {
+  check_narrow_masters(cells);
   check_sent_in_16_bits(cells);
   check_computed_in_16_bits(cells);
   check_gradients_in_16_bits(cells);

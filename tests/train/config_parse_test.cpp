@@ -42,7 +42,8 @@ const char* const kEverything = R"({
            "min_loss_scale": 4.0},
   "communication_data_type": "bf16",
   "activation_checkpointing": {"ratio": 0.5},
-  "device": "cuda", "threads_per_rank": 4, "consistency_check_interval": 50
+  "device": "cuda", "threads_per_rank": 4, "consistency_check_interval": 50,
+  "exchange_gradients": "last_pass"
 })";
 
 // Expects that everything in `part` is also in `whole`.

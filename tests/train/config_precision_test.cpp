@@ -74,10 +74,43 @@ TEST(PrecisionKeys, have_ranges) {
       "number above 0, up to the 8 that initial_scale_power 3 starts with");
 }
 
-TEST(PrecisionKeys, that_would_leave_no_fp32_are_mistakes) {
-  EXPECT_EQ(mistake_with({{"/fp16/fp16_master_weights_and_grads", true}}),
-            "gpt.json:1: fp16.fp16_master_weights_and_grads is true, but what the optimizer steps "
-            "on is always fp32 here: remove it");
+TEST(PrecisionKeys, leave_no_weights_in_fp32) {
+  const auto read = config_with({{"/bf16/enabled", true},
+                                 {"/bf16/bf16_master_weights_and_grads", true},
+                                 {"/bf16/bf16_optimizer_states", true},
+                                 {"/bf16/stochastic_rounding", false},
+                                 {"/zero_optimization/stage", 3}})
+                        .precision;
+  EXPECT_TRUE(read.narrow_masters && read.narrow_states && !read.stochastic_rounding);
+  EXPECT_TRUE(config_with({{"/fp16/enabled", true},
+                           {"/fp16/fp16_master_weights_and_grads", true},
+                           {"/zero_optimization/stage", 2}})
+                  .precision.narrow_masters);
+  EXPECT_FALSE(config_with({{"/bf16/enabled", true}}).precision.narrow_masters);
+}
+
+TEST(PrecisionKeys, that_have_no_weights_to_keep_in_16_bits_are_mistakes) {
+  EXPECT_EQ(mistake_with(
+                {{"/fp16/fp16_master_weights_and_grads", true}, {"/zero_optimization/stage", 3}}),
+            "gpt.json:1: fp16.fp16_master_weights_and_grads is true, and fp16.enabled is not: set "
+            "that, too");
+  EXPECT_EQ(mistake_with({{"/bf16/enabled", true}, {"/bf16/bf16_master_weights_and_grads", true}}),
+            "gpt.json:1: bf16.bf16_master_weights_and_grads is true, but with the "
+            "sharding_strategy \"NO_SHARD\" weights are the model's own, in fp32: take "
+            "\"SHARD_GRAD_OP\" (zero_optimization.stage 2), \"FULL_SHARD\" (3) or "
+            "\"HYBRID_SHARD\", or remove it");
+  EXPECT_THAT(mistake_with({{"/bf16/enabled", true},
+                            {"/bf16/bf16_master_weights_and_grads", true},
+                            {"/optimizer/type", "Lamb"},
+                            {"/zero_optimization/stage", 3}}),
+              HasSubstr("looks at whole parameters, which it does in fp32"));
+  EXPECT_THAT(mistake_with({{"/bf16/enabled", true},
+                            {"/bf16/bf16_optimizer_states", true},
+                            {"/zero_optimization/stage", 3}}),
+              HasSubstr("bf16.bf16_optimizer_states is true, and bf16_master_weights_and_grads is "
+                        "not"));
+  EXPECT_THAT(mistake_with({{"/bfloat16/bf16_master_weights_and_grads", true}}),
+              HasSubstr("write all of it there"));
   EXPECT_THAT(mistake_with({{"/bf16/check_grad_overflow", false}}),
               HasSubstr("bf16.check_grad_overflow is false, but gradients are always looked at"));
   EXPECT_THAT(mistake_with({{"/bf16/enabeld", true}}), HasSubstr("did you mean 'enabled'?"));

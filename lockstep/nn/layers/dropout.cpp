@@ -7,11 +7,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/philox.h>
-#include <lockstep/base/simd.h>
 #include <lockstep/device/host_memory.h>
 #include <lockstep/device/parallel_pieces.h>
-#include <lockstep/nn/kernels/cpu/philox_lanes.h>
+#include <lockstep/nn/kernels/cpu/random_kernels.h>
 #include <lockstep/nn/layers/random.h>
 
 namespace lockstep::nn {
@@ -22,39 +20,6 @@ namespace {
 std::uint32_t threshold_of(double p) { return static_cast<std::uint32_t>(p * 0x1p32); }
 
 float kept_value(double p) { return static_cast<float>(1.0 / (1.0 - p)); }
-
-// Elements 4·first to 4·(first + lanes) of one sample's mask.
-LOCKSTEP_SIMD void mask_blocks(std::uint64_t key, std::uint64_t row, std::uint64_t first,
-                               std::uint32_t threshold, float kept, float* out) {
-  PhiloxLanes lanes;
-  lanes.draw(key, first, row);
-  for (int i = 0; i < PhiloxLanes::kLanes; ++i)
-    for (int word = 0; word < 4; ++word)
-      out[4 * i + word] = lanes.words[word][i] < threshold ? 0.0f : kept;
-}
-
-// Elements [first, first + count).
-void mask_of_sample(std::uint64_t key, std::uint64_t row, std::int64_t first, std::int64_t count,
-                    std::uint32_t threshold, float kept, float* out) {
-  while (count > 0) {
-    const auto skipped = first % 4;
-    if (skipped == 0 && count >= PhiloxLanes::kWords) {
-      mask_blocks(key, row, static_cast<std::uint64_t>(first) / 4, threshold, kept, out);
-      out += PhiloxLanes::kWords;
-      first += PhiloxLanes::kWords;
-      count -= PhiloxLanes::kWords;
-      continue;
-    }
-    float values[PhiloxLanes::kWords];
-    mask_blocks(key, row, static_cast<std::uint64_t>(first) / 4, threshold, kept, values);
-    // The first elements, up to the next whole block or to the end.
-    const auto taken = skipped == 0 ? count : std::min<std::int64_t>(count, 4 - skipped);
-    std::copy_n(values + skipped, taken, out);
-    out += taken;
-    first += taken;
-    count -= taken;
-  }
-}
 
 // The stretches of a sample's elements that are held: all of them, or those at the positions.
 std::vector<mesh::Interval> elements_held(at::IntArrayRef sizes,
@@ -67,7 +32,7 @@ std::vector<mesh::Interval> elements_held(at::IntArrayRef sizes,
 }
 
 // The number of samples that a thread takes at a time, some 65536 elements.
-std::int64_t grain(std::int64_t count) {
+std::int64_t samples_at_a_time(std::int64_t count) {
   return std::max<std::int64_t>(1, 65536 / std::max<std::int64_t>(1, count));
 }
 
@@ -148,16 +113,17 @@ at::Tensor dropout_mask(at::IntArrayRef sizes, const std::vector<std::int64_t>& 
   const auto held = elements_held(sizes, positions);
   auto mask = at::empty(sizes, at::TensorOptions().dtype(at::kFloat));
   auto* out = mask.data_ptr<float>();
-  device::parallel_pieces(sizes[0], grain(count), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      auto* to = out + i * count;
-      for (const auto& elements : held) {
-        mask_of_sample(key, static_cast<std::uint64_t>(rows[static_cast<std::size_t>(i)]),
-                       elements.begin, elements.size(), threshold_of(p), kept_value(p), to);
-        to += elements.size();
-      }
-    }
-  });
+  device::parallel_pieces(
+      sizes[0], samples_at_a_time(count), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          auto* to = out + i * count;
+          for (const auto& elements : held) {
+            mask_of_sample(key, static_cast<std::uint64_t>(rows[static_cast<std::size_t>(i)]),
+                           elements.begin, elements.size(), threshold_of(p), kept_value(p), to);
+            to += elements.size();
+          }
+        }
+      });
   return mask;
 }
 

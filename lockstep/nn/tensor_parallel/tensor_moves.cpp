@@ -61,12 +61,27 @@ comm::CallOptions of_parts(std::int64_t size) {
   return {.subject = static_cast<std::int32_t>(size & 0x7fffffff)};
 }
 
+// Waits for such a call. If ranks differ, the error says what that number is.
+void wait_for_parts(comm::Work& work) {
+  try {
+    work.wait();
+  } catch (const CommError& error) {
+    if (error.fault() != Fault::mismatch) throw;
+    auto details = error.details();
+    details.explanation = comm::name_subjects(
+        std::move(details.explanation),
+        [](std::int32_t size) { return fmt::format("{} along the dim that is cut", size); });
+    throw CommError(std::move(details));
+  }
+}
+
 at::Tensor gathered(const at::Tensor& x, std::int64_t dim, comm::Communicator& group) {
   const at::Tensor mine = x.contiguous();
   std::vector<std::int64_t> shape = mine.sizes().vec();
   shape.insert(shape.begin(), group.size());
   const at::Tensor parts = at::empty(shape, mine.options());
-  group.all_gather(parts, mine, of_parts(mine.size(dim))).wait();
+  comm::Work work = group.all_gather(parts, mine, of_parts(mine.size(dim)));
+  wait_for_parts(work);
   return joined(parts, dim);
 }
 
@@ -88,7 +103,8 @@ at::Tensor moved(Move move, const at::Tensor& x, std::int64_t dim, comm::Communi
       const std::int64_t size = part_size(x, dim, group);
       const at::Tensor parts = separated(x, dim, group.size());
       at::Tensor mine = at::empty(parts.sizes().slice(1), parts.options());
-      group.reduce_scatter(mine, parts, comm::ReduceOp::sum, of_parts(size)).wait();
+      comm::Work work = group.reduce_scatter(mine, parts, comm::ReduceOp::sum, of_parts(size));
+      wait_for_parts(work);
       return mine;
     }
   }
@@ -200,6 +216,11 @@ void sum_gradients_over(const at::Tensor& parameter, std::shared_ptr<comm::Commu
 
 namespace internal {
 
+at::Tensor Moving::wait() {
+  wait_for_parts(work_);
+  return std::move(result_);
+}
+
 Moving start_sum(at::Tensor partial, const TensorAxis& axis) {
   comm::Communicator& group = *axis.group();
   if (!axis.by_positions()) {
@@ -223,7 +244,7 @@ GatheringPositions::GatheringPositions(const at::Tensor& slice, const TensorAxis
 }
 
 at::Tensor GatheringPositions::wait() {
-  work_.wait();
+  wait_for_parts(work_);
   return joined(parts_, kPositions);
 }
 

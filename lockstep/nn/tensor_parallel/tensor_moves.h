@@ -42,10 +42,7 @@ class Moving {
  public:
   Moving(at::Tensor result, comm::Work work) : result_(std::move(result)), work_(std::move(work)) {}
 
-  at::Tensor wait() {
-    work_.wait();
-    return std::move(result_);
-  }
+  at::Tensor wait();
 
  private:
   at::Tensor result_;

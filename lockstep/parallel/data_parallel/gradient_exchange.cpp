@@ -28,7 +28,7 @@ std::unique_ptr<intercept::GradientHook> GradientExchange::hear_of(const at::Ten
         if (const auto self = weak.lock()) {
           const std::lock_guard lock(self->mutex_);
           self->on_gradient(index, arrived);
-          if (!self->exchange_) self->registered_.show_gradient_of(part);
+          if (!self->exchange()) self->registered_.show_gradient_of(part);
         }
       });
 }
@@ -50,6 +50,16 @@ void GradientExchange::listen(std::vector<NamedTensor> trained) {
 void GradientExchange::set_exchange(bool on) {
   const std::lock_guard lock(mutex_);
   exchange_ = on;
+}
+
+void GradientExchange::set_more_passes(bool on) {
+  const std::lock_guard lock(mutex_);
+  more_passes_ = on;
+}
+
+void GradientExchange::forget_passes() {
+  loss_.clear();
+  has_partial_sums_ = false;
 }
 
 std::string GradientExchange::why_left() const {
@@ -144,7 +154,7 @@ void GradientExchange::refuse_converted(const intercept::Pass& pass) {
 }
 
 void GradientExchange::begin_pass() {
-  if (!exchange_) writes_->watch();
+  if (!exchange() || (more_passes_ && !cuts_sums_)) writes_->watch();
   writes_->begin_pass();
 }
 
@@ -167,6 +177,7 @@ void GradientExchange::backward_passes(const std::function<CountedSum()>& passes
     const std::lock_guard lock(mutex_);
     run_check([this] { check_before(); });
     broken_ = true;
+    if (has_partial_sums_) set_sums_aside();
     exchanges = std::exchange(exchange_, false);
   }
   CountedSum loss;
@@ -177,7 +188,7 @@ void GradientExchange::backward_passes(const std::function<CountedSum()>& passes
   const std::lock_guard lock(mutex_);
   exchange_ = exchanges;
   loss_.add(loss.loss_sum, loss.count, device_);
-  if (exchange_) {
+  if (exchange()) {
     begin();
     end_exchange();
   }
@@ -196,7 +207,8 @@ void GradientExchange::backward(const at::Tensor& loss_sum, std::int64_t count) 
     loss_.add(loss_sum, count, device_);
     // Until this pass has ended well: what was counted and sent cannot be taken back.
     broken_ = true;
-    if (exchange_) begin();
+    if (has_partial_sums_) set_sums_aside();
+    if (exchange()) begin();
   }
   if (loss_sum.defined() && loss_sum.requires_grad()) {
     // Not by a callback of autograd's: that comes at the end of whichever backward the first
@@ -205,14 +217,14 @@ void GradientExchange::backward(const at::Tensor& loss_sum, std::int64_t count) 
     loss_sum.backward();
   }
   const std::lock_guard lock(mutex_);
-  if (exchange_) end_exchange();
+  if (exchange()) end_exchange();
   broken_ = false;
 }
 
 // The count that sums are divided by is on its way before the first of them, and there when that
 // one is added up.
 void GradientExchange::begin() {
-  if (divides_by_count()) loss_.exchange(*group_);
+  if (divides_by_count() && !is_partial()) loss_.exchange(*group_);
 }
 
 void GradientExchange::enter_pass() {
@@ -234,10 +246,13 @@ void GradientExchange::end_exchange() {
   registered_.show_gradients();
 }
 
-bool GradientExchange::end_step() {
-  loss_.clear();
-  writes_->end();
-  ++num_exchanges_;
+bool GradientExchange::end_pass() {
+  has_partial_sums_ = is_partial();
+  if (!has_partial_sums_) {
+    loss_.clear();
+    writes_->end();
+    ++num_exchanges_;
+  }
   return std::exchange(in_backward_, false);
 }
 

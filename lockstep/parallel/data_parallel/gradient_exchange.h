@@ -43,9 +43,14 @@ class GradientExchange : public intercept::PassListener,
   GradientExchange(const GradientExchange&) = delete;
   GradientExchange& operator=(const GradientExchange&) = delete;
 
-  // Whether backward passes exchange gradients at their end, or add to what is on the rank.
+  // Whether backward passes may exchange gradients at their end (NoSync).
   void set_exchange(bool on);
-  bool exchange() const { return exchange_; }
+  bool exchange_is_on() const { return exchange_; }
+  // Whether further passes of the step follow those that run now (Accumulation).
+  void set_more_passes(bool on);
+  bool more_passes() const { return more_passes_; }
+  // Whether gradients of passes that others follow are exchanged, too, or after the last.
+  void exchange_each_pass(bool on) { exchanges_each_pass_ = on; }
 
   // Backward of a loss that is a sum over `count` samples: the exchange divides the summed
   // gradients by the samples of all ranks, and of all passes since the last exchange, and not by
@@ -101,6 +106,15 @@ class GradientExchange : public intercept::PassListener,
   // them.
   void leave(const at::Tensor& parameter) const noexcept;
 
+  // Whether a pass exchanges gradients at its end, or adds to what is on the rank.
+  bool exchange() const { return exchange_ && (!more_passes_ || exchanges_each_pass_); }
+  // Whether this exchange leaves sums that are not divided yet, as further passes follow.
+  bool is_partial() const { return more_passes_ && loss_.any(); }
+  // Whether gradients are such sums, of earlier passes of this step.
+  bool has_partial_sums() const { return has_partial_sums_; }
+  // The passes whose sums are there were given up: their gradients are gone.
+  void forget_passes();
+
   // Calls on_gradient(index), with the mutex locked, whenever a pass has added to the gradient.
   std::unique_ptr<intercept::GradientHook> hear_of(const at::Tensor& parameter, std::size_t index);
   // The same in place of a hook that hears no more, because the parameter was converted. A pass
@@ -112,8 +126,10 @@ class GradientExchange : public intercept::PassListener,
   // As check_model(), which has looked at what is registered.
   virtual void check_parameters() = 0;
   virtual void on_gradient(std::size_t index, const at::Tensor& arrived) = 0;
-  // Ends an exchange; calls end_step().
+  // Ends an exchange; calls end_pass().
   virtual void finish() = 0;
+  // A counted pass begins, and gradients are sums that its own must not be added to by autograd.
+  virtual void set_sums_aside() {}
   // Before the first counted pass of a step: UsageError, by refuse_unzeroed(), for a gradient that
   // is left of what was before.
   virtual void check_zeroed() const = 0;
@@ -132,8 +148,9 @@ class GradientExchange : public intercept::PassListener,
   void enter_pass();
   bool is_counted_pass() const { return counted_pass_->load() == this; }
   bool divides_by_count() const { return loss_.any(); }
-  // The exchange is over. Returns whether a gradient had come in its pass.
-  bool end_step();
+  // The exchange is over, and with it the step unless it is partial. Returns whether a gradient had
+  // come in its pass.
+  bool end_pass();
 
   comm::Communicator& group() const { return *group_; }
   c10::Device device() const { return device_; }
@@ -148,6 +165,8 @@ class GradientExchange : public intercept::PassListener,
   CountedLoss loss_;                  // of backward() since the last exchange
   bool in_backward_ = false;          // a gradient has come in this pass, which exchanges
   bool has_plain_gradients_ = false;  // of a caller's own backward(), not zeroed since
+  bool exchanges_each_pass_ = false;  // also those that others follow
+  bool cuts_sums_ = false;            // so that no optimizer of LibTorch's can step on them
 
  private:
   // The hook of a parameter that was converted while a graph led to it.
@@ -174,6 +193,8 @@ class GradientExchange : public intercept::PassListener,
   CountedPass counted_pass_;
   std::int64_t consistency_interval_ = kConsistencyCheckInterval;
   bool exchange_ = true;
+  bool more_passes_ = false;
+  bool has_partial_sums_ = false;
   bool broken_ = false;  // a backward() here ended in an exception
   // Why a pass that reaches the model is refused, as of the last look at it.
   std::exception_ptr refusal_;

@@ -82,7 +82,8 @@ class ParallelModel {
   }
 
   // Backward of a loss that is a sum over `count` samples of this rank. Gradients are divided by
-  // the number of samples of all ranks, and of all passes under no_sync() since the last exchange.
+  // the number of samples of all ranks, and of all passes of the step: those before this one that
+  // were under accumulate() or no_sync().
   // So they are the gradients of the mean over the whole batch, however it is spread. A rank
   // without samples passes a count of 0: with an undefined loss, or where every rank computes, with
   // the loss of any sample times 0.
@@ -92,7 +93,12 @@ class ParallelModel {
   void backward_passes(const std::function<CountedSum()>& passes) {
     gradients().backward_passes(passes);
   }
-  // Gradient accumulation: while the result lives, gradients are not exchanged.
+  // Gradient accumulation: while the result lives, further passes of the step follow. Their
+  // gradients are exchanged after each pass where gradients are cut, and after the last elsewhere;
+  // exchange_each_pass() says otherwise.
+  Accumulation accumulate() { return Accumulation(gradients().shared_from_this()); }
+  void exchange_each_pass(bool on) { gradients().exchange_each_pass(on); }
+  // While the result lives, no pass exchanges gradients.
   NoSync no_sync() { return NoSync(gradients().shared_from_this()); }
   // The sums over all ranks, at the last exchange, of the losses given to backward().
   const StepTotals& totals() const { return gradients().totals(); }

@@ -238,8 +238,9 @@ std::vector<at::Tensor> GradientReducer::memory_of(const Bucket& bucket) const {
 
 // Whether the collective divides the sum, which saves a pass over the gradients. On other devices
 // than the CPU the host does not know the count, and a pass costs little.
+// Sums over several passes are divided once all are there.
 bool GradientReducer::divided_in_flight() const {
-  if (options_.comm_hook) return false;
+  if (options_.comm_hook || is_partial() || has_partial_sums()) return false;
   return !divides_by_count() || loss_.divides_in_flight();
 }
 
@@ -276,17 +277,22 @@ void GradientReducer::finish() {
   const at::Tensor used_by = exchange_usage();
   complete_buckets();
   hand_out(without_gradient, used_by);
-  if (options_.broadcast_buffers && !buffers_.empty())
+  const bool ends_step = !is_partial();
+  if (has_partial_sums()) add_earlier_passes();
+  if (options_.broadcast_buffers && !buffers_.empty() && ends_step)
     data_parallel::broadcast_from_first(buffers_, group());
 
-  for (Slot& slot : slots_) slot.ready = slot.used = false;
+  for (Slot& slot : slots_) {
+    slot.ready = false;
+    if (ends_step) slot.used = false;
+  }
   for (Bucket& bucket : buckets_) bucket.pending = bucket.members.size();
   next_bucket_ = 0;
   // Parameters are also compared after they were loaded, maybe on one rank alone.
-  const bool compares = were_moved_anywhere(used_by) || consistency_check_is_due();
-  moved_ = unexchanged_ = false;
+  const bool compares = ends_step && (were_moved_anywhere(used_by) || consistency_check_is_due());
+  if (ends_step) moved_ = unexchanged_ = false;
   has_plain_gradients_ = false;
-  const bool had_gradients = end_step();
+  const bool had_gradients = end_pass();
   if (!order_known_) learn_order(had_gradients);
   ready_order_.clear();
   for (Slot& slot : slots_)
@@ -350,7 +356,8 @@ void GradientReducer::check_same_gradients() {
 }
 
 void GradientReducer::complete_buckets() {
-  if (divides_by_count()) loss_.finish();
+  if (divides_by_count() && !is_partial()) loss_.finish();
+  const bool divides_here = !divided_in_flight() && !is_partial() && !has_partial_sums();
   for (Bucket& bucket : buckets_) {
     if (bucket.complete) {
       std::exchange(bucket.complete, nullptr)();
@@ -359,13 +366,28 @@ void GradientReducer::complete_buckets() {
       bucket.work = comm::Work();
     }
     // The whole sum is divided once.
-    if (!divided_in_flight())
+    if (divides_here)
       for (at::Tensor& sums : memory_of(bucket)) {
         if (divides_by_count())
           loss_.divide(sums);
         else
           sums.div_(group().size());
       }
+  }
+}
+
+// Gradients become the sums over all passes of the step so far; those of a whole step are divided.
+void GradientReducer::add_earlier_passes() {
+  for (Slot& slot : slots_) {
+    at::Tensor& gradient = slot.parameter.mutable_grad();
+    const at::Tensor sums = std::exchange(slot.sums, at::Tensor());
+    if (!gradient.defined() && sums.defined())
+      gradient = slot.view.defined() ? slot.view.copy_(sums) : sums;
+    else if (sums.defined())
+      gradient.add_(sums);
+    if (!gradient.defined()) continue;
+    if (!is_partial()) loss_.divide(gradient);
+    note_handed_out(slot);
   }
 }
 

@@ -150,11 +150,17 @@ void GradientReducer::follow_moved() {
 void GradientReducer::check_exchanged() {
   const std::lock_guard lock(mutex_);
   if (!unexchanged_) return;
-  for (const Slot& slot : slots_)
-    if (slot.used && slot.parameter.grad().defined())
-      throw UsageError("the gradient of '{}' is this rank's alone: the last backward pass before a "
-                       "step must exchange gradients, so not be under no_sync()",
+  for (const Slot& slot : slots_) {
+    if (!slot.used || !slot.parameter.grad().defined()) continue;
+    if (has_partial_sums())
+      throw UsageError("the gradient of '{}' is a sum that is not divided yet, as further passes "
+                       "were to follow: the last backward pass before a step must not be under "
+                       "accumulate()",
                        slot.name);
+    throw UsageError("the gradient of '{}' is this rank's alone: the last backward pass before a "
+                     "step must exchange gradients, so not be under no_sync() or accumulate()",
+                     slot.name);
+  }
 }
 
 void GradientReducer::parameters_written() {
@@ -179,9 +185,21 @@ void GradientReducer::check_zeroed() const {
   }
 }
 
+// A bucket's memory is used again in the pass that begins.
+void GradientReducer::set_sums_aside() {
+  const c10::NoGradGuard no_grad;
+  for (Slot& slot : slots_) {
+    at::Tensor& gradient = slot.parameter.mutable_grad();
+    if (!gradient.defined() || slot.sums.defined()) continue;
+    const bool in_bucket = slot.view.defined() && gradient.is_alias_of(slot.view);
+    slot.sums = in_bucket ? gradient.clone() : gradient;
+    gradient = at::Tensor();
+  }
+}
+
 void GradientReducer::on_gradient(std::size_t index, const at::Tensor& arrived) {
   Slot& slot = slots_[index];
-  if (!exchange()) {
+  if (!exchange() || is_partial()) {
     if (!slot.used) slot.before = glimpse(slot.parameter);
     unexchanged_ = true;
     wait_for_exchange(index);

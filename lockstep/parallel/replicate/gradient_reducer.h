@@ -48,7 +48,8 @@ class GradientReducer final : public data_parallel::GradientExchange {
   ~GradientReducer() override;
 
   // To be called before a step. UsageError that names a parameter whose gradient is this rank's
-  // alone, because all passes since the last exchange were under no_sync().
+  // alone, because all passes since the last exchange were under no_sync(), or is not divided yet,
+  // because further passes were to follow.
   void check_exchanged();
   // To be called before a step on gradients that were not exchanged since the last step. Ranks
   // compare them; UsageError on all of them where they differ. Every rank calls it.
@@ -82,6 +83,7 @@ class GradientReducer final : public data_parallel::GradientExchange {
     std::size_t bucket = 0;
     at::Tensor view;      // of its bucket's memory, if the bucket has any
     at::Tensor stand_in;  // zeros, where this rank has no gradient to add
+    at::Tensor sums;      // of earlier passes of the step, while another one runs
     bool ready = false;   // in this backward pass
     bool used = false;    // in any pass since the last exchange
     Glimpse before;       // the parameter at the first of those passes
@@ -104,6 +106,7 @@ class GradientReducer final : public data_parallel::GradientExchange {
   void on_gradient(std::size_t index, const at::Tensor& arrived) override;
   void check_parameters() override;
   void check_zeroed() const override;
+  void set_sums_aside() override;
   void follow_moved();
   static Glimpse glimpse(const at::Tensor& parameter);
   static void take_out_of_bucket(Slot& slot) noexcept;
@@ -123,6 +126,7 @@ class GradientReducer final : public data_parallel::GradientExchange {
   bool were_moved_anywhere(const at::Tensor& used_by);
   void compare_parameters();
   void complete_buckets();
+  void add_earlier_passes();
   void hand_out(const std::vector<std::size_t>& without_gradient, const at::Tensor& used_by);
   void learn_order(bool had_gradients);
 
@@ -131,7 +135,7 @@ class GradientReducer final : public data_parallel::GradientExchange {
   bool moved_ = false;   // whether parameters got other memory since the last exchange
   at::Tensor moved_on_;  // on how many ranks they did, once telling_moved_ is complete
   comm::Work telling_moved_;
-  bool unexchanged_ = false;  // whether there are gradients of passes under no_sync()
+  bool unexchanged_ = false;  // whether there are gradients of passes that others had to follow
   std::vector<Placed> frozen_;
   std::vector<NamedTensor> buffers_;
   std::vector<Slot> slots_;

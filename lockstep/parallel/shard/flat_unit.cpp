@@ -38,7 +38,8 @@ std::int64_t FlatLayout::piece_offset(std::size_t member, int rank) const {
 }
 
 UnitFormat UnitFormat::of(at::ScalarType own, c10::Device device) {
-  return {.own = own,
+  return {.given = own,
+          .own = own,
           .gathered = own,
           .sent = own,
           .reduced = own,
@@ -54,6 +55,7 @@ UnitFormat UnitFormat::of(at::ScalarType own, c10::Device device, const MixedPre
     format.sent = precision.param_dtype.value_or(own);
     format.reduced = precision.reduce_dtype.value_or(own);
     if (computes_in_param_dtype(precision, device)) format.gathered = format.sent;
+    format.own = precision.master_dtype.value_or(own);
   }
   if (offload.offload_optimizer) format.stepped_on = at::kCPU;
   if (offload.offload_params) format.sent_from = at::kCPU;

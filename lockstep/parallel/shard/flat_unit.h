@@ -53,6 +53,7 @@ class FlatLayout {
 
 // The types and places of a unit's numbers.
 struct UnitFormat {
+  at::ScalarType given;     // of the module's parameters, before it was sharded
   at::ScalarType own;       // of the part that the optimizer steps on, and of its gradient
   at::ScalarType gathered;  // of the parameters, while they are there
   at::ScalarType sent;      // of parameters, from rank to rank
@@ -70,8 +71,8 @@ struct UnitFormat {
 
   // Whether the optimizer can step on gathered parameters themselves.
   bool is_one() const { return sent == own && gathered == own && stepped_on == device; }
-  // Whether operators compute in another type than the optimizer.
-  bool computes_in_other_type() const { return gathered != own; }
+  // Whether operators compute in another type than the module's.
+  bool computes_in_other_type() const { return gathered != given; }
 };
 
 // A contiguous tensor over a storage of its own that has no bytes.

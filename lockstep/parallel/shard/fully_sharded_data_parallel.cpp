@@ -194,6 +194,9 @@ bool FullyShardedDataParallel::every_rank_computes() const {
 
 std::unique_ptr<optim::Optimizer> FullyShardedDataParallel::do_make_optimizer(
     const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) {
+  if (options_.mixed_precision.master_dtype)
+    for (optim::ParameterGroup& group : groups)
+      group.sixteen_bits = options_.mixed_precision.master_rounding;
   auto optimizer = make_sharded_optimizer(
       {.name = module_name_,
        .units = units_,

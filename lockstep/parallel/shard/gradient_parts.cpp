@@ -99,8 +99,9 @@ void GradientSharder::launch_quantized(std::size_t index, const at::Tensor& outp
 }
 
 // Whether sums come back divided: a pass over them less. On other devices the count is not known to
-// the host, and a pass costs little.
+// the host, and a pass costs little. Sums over several passes are divided once all are there.
 bool GradientSharder::divides_in_flight(const FlatUnit& unit) const {
+  if (is_partial() || has_partial_sums()) return false;
   return unit.device().is_cpu() && !model_.quantize_gradients &&
          (!loss_.any() || loss_.divides_in_flight());
 }
@@ -150,7 +151,7 @@ void GradientSharder::add_replicas(std::size_t index) {
   state.reducing.wait();
   const bool divides = divides_in_flight(*model_.units[index]);
   // The count is another group's, whose calls this one does not wait for.
-  if (loss_.any()) loss_.finish();
+  if (divides && loss_.any()) loss_.finish();
   comm::CallOptions options{.subject = static_cast<std::int32_t>(index)};
   if (divides) options.divisor = loss_.any() ? loss_.divisor() : num_ranks_;
   const at::Tensor& sums = state.incoming.defined() ? state.incoming : state.sums;
@@ -179,11 +180,11 @@ void GradientSharder::settle(std::size_t index) {
   state.over_replicas.reset();
   state.collected = at::Tensor();
   at::Tensor& arrived = state.incoming.defined() ? state.incoming : state.sums;
-  const bool divides = divides_in_flight(unit);
-  if (!divides && loss_.any()) {
+  const bool divides_here = !divides_in_flight(unit) && !is_partial() && !has_partial_sums();
+  if (divides_here && loss_.any()) {
     loss_.finish();
     loss_.divide(arrived);
-  } else if (!divides) {
+  } else if (divides_here) {
     arrived.div_(groups_.all->size());
   }
   if (!state.incoming.defined()) return;
@@ -209,6 +210,11 @@ void GradientSharder::keep_incoming(UnitState& state, const FlatUnit& unit) {
     else
       sum.copy_(part);
   }
+}
+
+// The sums of all passes of the step, after the last of them.
+void GradientSharder::divide_sums() {
+  for (const std::size_t unit : order_) loss_.divide(states_[unit].sums);
 }
 
 // Ends a backward pass, on every rank in the same order: the units that were not complete, who used
@@ -238,15 +244,20 @@ void GradientSharder::finish() {
   while (!in_flight_.empty()) settle_oldest();
   // Sums in the host's memory are read there from now on.
   if (sums_on_host_) device::wait_for(device());
-  if (loss_.any()) loss_.finish();
+  const bool ends_step = !is_partial();
+  if (loss_.any() && ends_step) {
+    loss_.finish();
+    if (has_partial_sums()) divide_sums();
+  }
   hand_out(used_by);
-  if (!model_.buffers.empty()) data_parallel::broadcast_from_first(model_.buffers, *groups_.all);
+  if (!model_.buffers.empty() && ends_step)
+    data_parallel::broadcast_from_first(model_.buffers, *groups_.all);
   model_.gatherer->release_all();
 
   for (const std::size_t unit : order_) states_[unit].pending = states_[unit].slots.size();
   next_ = 0;
-  const bool compares = consistency_check_is_due();
-  const bool had_gradients = end_step();
+  const bool compares = ends_step && consistency_check_is_due();
+  const bool had_gradients = end_pass();
   if (!order_known_) {
     if (const auto agreed =
             data_parallel::agree_on_order(ready_order_, had_gradients, *groups_.all)) {

@@ -79,6 +79,8 @@ GradientSharder::GradientSharder(const data_parallel::RegisteredParameters& modu
     // Backward meets the last layers first.
     order_.insert(order_.begin(), unit);
   }
+  // Whole gradients between passes would be what the strategy is there to spare.
+  exchanges_each_pass_ = cuts_sums_ = true;
 }
 
 void GradientSharder::check_parameters() {
@@ -139,8 +141,9 @@ void GradientSharder::on_gradient(std::size_t index, const at::Tensor& arrived) 
   }
   if (!exchange()) {
     wait_for_exchange(index);
-    // Added up in the optimizer's type; autograd adds to what is there.
-    const at::ScalarType summed = model_.units[slot.unit]->format().own;
+    // Added up in the widest type that there is; autograd adds to what is there.
+    const UnitFormat& format = model_.units[slot.unit]->format();
+    const at::ScalarType summed = at::promote_types(format.own, format.gathered);
     if (absent)
       gradient = arrived.to(summed, /*non_blocking=*/false, /*copy=*/true);
     else if (gradient.scalar_type() != summed)
@@ -160,9 +163,15 @@ at::Tensor GradientSharder::piece(std::size_t unit, std::size_t member) const {
   const std::size_t index = states_[unit].slots.at(member);
   const Slot& slot = slots_[index];
   if (!slot.parameter.grad().defined()) return {};
+  if (has_partial_sums())
+    throw UsageError(
+        "the gradient of '{}' is a sum that is not divided yet, as further passes were "
+        "to follow: the last backward pass before a step must not be under "
+        "accumulate()",
+        slot.name);
   if (!absent_->is_in(index, slot.parameter))
     throw UsageError("the gradient of '{}' is this rank's alone: the last backward pass before a "
-                     "step must exchange gradients, so not be under no_sync()",
+                     "step must exchange gradients, so not be under no_sync() or accumulate()",
                      slot.name);
   const FlatLayout& layout = model_.units[unit]->layout();
   const int rank = groups_.reduce->rank();
@@ -184,7 +193,9 @@ void GradientSharder::drop_gradients(std::span<const SteppedModel::Member> membe
     // They came in passes that were not exchanged, and never will be.
     slot.used = slot.adds = false;
   }
-  if (std::ranges::none_of(slots_, &Slot::used)) loss_.clear();
+  for (std::size_t index = 0; index < slots_.size(); ++index)
+    if (slots_[index].used || absent_->is_in(index, slots_[index].parameter)) return;
+  forget_passes();
 }
 
 std::int64_t GradientSharder::gradient_bytes() const {

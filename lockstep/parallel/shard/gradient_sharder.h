@@ -96,6 +96,7 @@ class GradientSharder final : public data_parallel::GradientExchange {
   void settle_oldest();
   void settle(std::size_t unit);
   void keep_incoming(UnitState& state, const FlatUnit& unit);
+  void divide_sums();
   void hand_out(const at::Tensor& used_by);
   void compare_replicas();
 

@@ -2,6 +2,8 @@
 
 #include <torch/nn/modules/batchnorm.h>
 
+#include <spdlog/fmt/fmt.h>
+
 #include <lockstep/base/error.h>
 
 namespace lockstep::shard {
@@ -29,6 +31,18 @@ void check(const MixedPrecision& precision) {
   check_type("param_dtype", precision.param_dtype);
   check_type("reduce_dtype", precision.reduce_dtype);
   check_type("buffer_dtype", precision.buffer_dtype);
+  if (precision.master_dtype && *precision.master_dtype != c10::kHalf &&
+      *precision.master_dtype != c10::kBFloat16)
+    throw UsageError("mixed precision with a master_dtype of {}: Half and BFloat16 can be had, and "
+                     "weights keep their type where it is not given",
+                     c10::toString(*precision.master_dtype));
+  if (precision.master_dtype && precision.param_dtype != precision.master_dtype)
+    throw UsageError("mixed precision with a master_dtype of {} and {}: ranks send each other the "
+                     "weights that the optimizer steps on; give param_dtype the same type",
+                     c10::toString(*precision.master_dtype),
+                     precision.param_dtype
+                         ? fmt::format("a param_dtype of {}", c10::toString(*precision.param_dtype))
+                         : "no param_dtype");
   if (precision.buffer_dtype && !precision.param_dtype)
     throw UsageError(
         "mixed precision with a buffer_dtype and no param_dtype: buffers are of another "

@@ -11,6 +11,7 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/mesh/tensors.h>
+#include <lockstep/optim/parameter_group.h>
 #include <lockstep/parallel/shard/unit_plan.h>
 
 namespace lockstep::shard {
@@ -34,9 +35,8 @@ enum class Compute : std::uint8_t {
   in_param_dtype,  // in 16 bits everywhere
 };
 
-// The types of numbers that a sharded model computes in and sends. Parameters, gradients and
+// The types of numbers that a sharded model computes in, sends and keeps. Parameters, gradients and
 // buffers of type Float become these; where one is not given, it stays as it is, as batch norms do.
-// The part of a parameter that a rank's optimizer steps on is always of its own type.
 struct MixedPrecision {
   // The type in which ranks send each other parameters, and in which operators compute.
   std::optional<c10::ScalarType> param_dtype = {};
@@ -46,9 +46,15 @@ struct MixedPrecision {
   // The type of masks, tables and the like, where operators compute in 16 bits; not of batch norms.
   std::optional<c10::ScalarType> buffer_dtype = {};
   Compute compute = Compute::where_fast;
+  // The type of the weights that the optimizer steps on, and of the gradients that it gets. Half or
+  // BFloat16, and then param_dtype, too: there are no weights in Float.
+  std::optional<c10::ScalarType> master_dtype = {};
+  // How the optimizer writes such weights.
+  optim::SixteenBits master_rounding = {};
 };
 
-// UsageError for a type that is neither Float, Half nor BFloat16.
+// UsageError for a type that is neither Float, Half nor BFloat16, and for types that do not go
+// together.
 void check(const MixedPrecision& precision);
 
 // Their running statistics need all their digits, and their kernels want parameters of that type.

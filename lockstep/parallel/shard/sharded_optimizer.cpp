@@ -206,10 +206,14 @@ std::unique_ptr<optim::Optimizer> make_sharded_optimizer(
   std::vector<UnitOptimizer> units(together ? 1 : model.units.size());
   std::vector<CutParts::Places> places_of(units.size());
   std::vector<std::vector<optim::ParameterGroup>> groups_of(units.size());
+  const auto begins = std::make_shared<std::unordered_map<std::string, std::int64_t>>();
   for (const optim::ParameterGroup& group : groups) {
     for (auto& of_unit : groups_of) {
       of_unit.push_back(group);
       of_unit.back().parameters.clear();
+      of_unit.back().elements_before = [begins](const std::string& name) {
+        return begins->at(name);
+      };
     }
     for (const optim::NamedParameter& parameter : group.parameters) {
       const auto found = parts_of.find(parameter.tensor.unsafeGetTensorImpl());
@@ -223,6 +227,8 @@ std::unique_ptr<optim::Optimizer> make_sharded_optimizer(
       if (std::ranges::count(units[unit].units, part.unit) == 0)
         units[unit].units.push_back(part.unit);
       places_of[unit][parameter.name] = {model.units[part.unit].get(), part.member};
+      (*begins)[parameter.name] =
+          model.units[part.unit]->layout().piece(part.member, model.group->rank()).begin;
       groups_of[unit].back().parameters.push_back({parameter.name, part.piece});
     }
   }

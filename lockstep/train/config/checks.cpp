@@ -1,11 +1,13 @@
 // Checks of keys against each other, each of which is right by itself (describe.cpp). A check
 // leaves out keys that depend on a wrong value.
 #include <algorithm>
+#include <tuple>
 
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/models/spec/family.h>
+#include <lockstep/optim/registry/registry.h>
 #include <lockstep/train/config/batch.h>
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/config/sections.h>
@@ -383,17 +385,34 @@ void check_sharding(JsonSection& top, ShardingSection& sharding) {
   check_zero_plus_plus(zero, sharding);
 }
 
-// DeepSpeed's switches for weights, gradients and optimizer state that have 16 bits themselves.
-constexpr std::string_view kNoMasters[] = {
-    "fp16_master_weights_and_grads", "bf16_master_weights_and_grads", "bf16_optimizer_states"};
-
-void refuse_without_masters(JsonSection& section) {
-  for (const std::string_view key : kNoMasters)
-    if (const JsonNode* node = section.foreign(key); node != nullptr && !node->asks_for_nothing())
-      section.mistake(key,
-                      fmt::format("is {}, but what the optimizer steps on is always fp32 here: "
-                                  "remove it",
-                                  node->quoted()));
+// Weights, gradients and optimizer state that have 16 bits themselves.
+void check_narrow(JsonSection& top, const TrainConfig& config) {
+  const PrecisionSection& precision = config.precision;
+  for (const auto& [name, key, compute] :
+       {std::tuple("bf16", "bf16_master_weights_and_grads", Precision::bf16),
+        std::tuple("fp16", "fp16_master_weights_and_grads", Precision::fp16)}) {
+    JsonSection section = top.section(name);
+    bool asked = false;
+    if (!is_set(section, key) || !section.boolean(key, asked) || !asked) continue;
+    const ShardingStrategy strategy = config.sharding.strategy;
+    if (precision.compute != compute)
+      section.mistake(key, fmt::format("is true, and {}.enabled is not: set that, too", name));
+    else if (!cuts_gradients(strategy) && top.sound(kStrategyKeys))
+      section.mistake(
+          key, fmt::format("is true, but with the sharding_strategy \"{}\" weights are the "
+                           "model's own, in fp32: take {}, or remove it",
+                           name_of(strategy), config_words_that_cut(ShardedState::gradients)));
+    else if (config.optimizer.options.kind() != optim::StepKind::elementwise)
+      section.mistake(key, fmt::format("is true, and {} looks at whole parameters, which it does "
+                                       "in fp32: take an optimizer that goes by elements, such as "
+                                       "AdamW, or remove it",
+                                       optim::name_of(config.optimizer.options)));
+  }
+  JsonSection bf16 = top.section("bf16");
+  if (precision.narrow_states &&
+      !(precision.narrow_masters && precision.compute == Precision::bf16))
+    bf16.mistake("bf16_optimizer_states", "is true, and bf16_master_weights_and_grads is not: the "
+                                          "state of weights in fp32 is fp32; set both, or neither");
 }
 
 // Whether the section's own switch is on.
@@ -406,13 +425,16 @@ bool check_bf16(JsonSection& top, std::string_view name) {
     section.mistake("check_grad_overflow",
                     "is false, but gradients are always looked at: on_non_finite_loss says what "
                     "becomes of a step where one is infinite or not a number; remove it");
-  refuse_without_masters(section);
+  if (name != "bf16")
+    for (const std::string_view key : {"bf16_master_weights_and_grads", "bf16_optimizer_states"})
+      if (const JsonNode* node = section.foreign(key); node != nullptr && !node->asks_for_nothing())
+        section.mistake(key, "is of the section \"bf16\", which `bfloat16` is another name of: "
+                             "write all of it there");
   return enabled;
 }
 
 void check_fp16(JsonSection& top, const PrecisionSection& precision, bool enabled) {
   JsonSection section = top.section("fp16");
-  refuse_without_masters(section);
   // Numbers that are in range by themselves may not go together.
   if (!enabled || !section.sound({"loss_scale", "initial_scale_power", "min_loss_scale"})) return;
   try {
@@ -515,6 +537,7 @@ void check_together(JsonReader& reader, JsonSection& top, TrainConfig& config) {
   check_elasticity(top, config);
   check_sharding(top, config.sharding);
   check_precision(top, config.sharding.strategy, config.precision);
+  check_narrow(top, config);
   if (!config.elasticity) check_batch(reader, top, config.batch);
 }
 

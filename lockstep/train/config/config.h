@@ -178,6 +178,11 @@ struct PrecisionSection {
   Precision compute = Precision::fp32;    // bf16.enabled, fp16.enabled
   optim::LossScaleOptions loss_scale;     // of fp16
   Precision gradients = Precision::fp32;  // between ranks: communication_data_type
+  // Whether the weights that the optimizer steps on, and their gradients, have the 16 bits of
+  // `compute`: bf16_master_weights_and_grads, fp16_master_weights_and_grads.
+  bool narrow_masters = false;
+  bool narrow_states = false;       // the optimizer's, too: bf16_optimizer_states
+  bool stochastic_rounding = true;  // of those; else to the nearest
 };
 
 // The reaction to a step whose loss or gradient is not a number, or infinite.
@@ -227,6 +232,7 @@ struct TrainConfig {
   std::string backend = "auto";  // what ranks talk over: communication.backend
   std::int64_t timeout_seconds = 600;
   // Steps between checks that ranks hold the same values where they should; 0: none.
+  ExchangeGradients exchange_gradients = ExchangeGradients::automatic;
   std::int64_t consistency_check_interval = 1000;
   std::int64_t threads_per_rank = 0;  // 0: the cores divided among the ranks of a host
 };

@@ -512,6 +512,18 @@ void describe_run(Keys& keys, TrainConfig& config) {
                 .meaning = "how long ranks wait for each other before the run ends with an error "
                            "that names who is missing"},
                config.timeout_seconds, {1, 7 * 24 * 3600});
+  keys.choice(
+      {.name = "exchange_gradients",
+       .meaning = "when ranks sum the gradients of the passes of a step "
+                  "(`gradient_accumulation_steps`). `\"each_pass\"`: between passes a rank keeps "
+                  "the sums over all ranks, and of those its part where gradients are cut. "
+                  "`\"last_pass\"`: it keeps the whole gradients of its own passes, and a step "
+                  "has one exchange. `\"auto\"`: the first where gradients are cut (stage 2, 3 "
+                  "and `\"HYBRID_SHARD\"`), else the second. Strategies agree to the bit where "
+                  "this is the same ([sharding.md](sharding.md)). A pipeline's micro-batches are "
+                  "always summed after the last",
+       .deepspeed = "`no_sync()`"},
+      config.exchange_gradients, kExchanges);
   keys.integer({.name = "consistency_check_interval",
                 .meaning = "steps between comparisons of the parameters that several ranks hold: "
                            "where they differ, the run ends with an error that names a parameter "
@@ -731,10 +743,32 @@ void describe_sharding(Keys& keys, TrainConfig& config) {
 void describe_precision(Keys& keys, PrecisionSection& precision) {
   keys.chapter("Precision");
   bool bf16 = precision.compute == Precision::bf16, fp16 = precision.compute == Precision::fp16;
+  bool bf16_masters = bf16 && precision.narrow_masters;
+  bool fp16_masters = fp16 && precision.narrow_masters;
+  const auto rounding = [&](Keys& inside) {
+    inside.boolean({.name = "stochastic_rounding",
+                    .meaning = "whether the optimizer rounds what it writes in 16 bits up or down "
+                               "at random, by the seed, the step and the element; else to the "
+                               "nearest, where small steps are lost",
+                    .deepspeed = "always to the nearest"},
+                   precision.stochastic_rounding);
+  };
   keys.section({.name = "bf16"}, [&](Keys& inside) {
     inside.boolean(
         {.name = "enabled", .meaning = "trains in bf16", .deepspeed = "same, also as `bfloat16`"},
         bf16);
+    inside.boolean(
+        {.name = "bf16_master_weights_and_grads",
+         .meaning = "keeps no weights and gradients in fp32: the optimizer steps on bf16 "
+                    "([sharding.md](sharding.md#weights-of-16-bits)); stage 2, 3 and "
+                    "`\"HYBRID_SHARD\"`",
+         .deepspeed = "same"},
+        bf16_masters);
+    inside.boolean({.name = "bf16_optimizer_states",
+                    .meaning = "keeps the optimizer's state in bf16, too",
+                    .deepspeed = "same"},
+                   precision.narrow_states);
+    rounding(inside);
   });
   keys.section({.name = "fp16"}, [&](Keys& inside) {
     constexpr double kLargest = std::numeric_limits<float>::max();
@@ -743,6 +777,13 @@ void describe_precision(Keys& keys, PrecisionSection& precision) {
                     .meaning = "trains in fp16, with a loss scale; not together with bf16",
                     .deepspeed = "same"},
                    fp16);
+    inside.boolean({.name = "fp16_master_weights_and_grads",
+                    .meaning = "keeps no weights and gradients in fp32, as "
+                               "`bf16_master_weights_and_grads`: what of a gradient is below 6e-8 "
+                               "is lost",
+                    .deepspeed = "same"},
+                   fp16_masters);
+    rounding(inside);
     inside.number({.name = "loss_scale",
                    .meaning = "a scale that stays; 0: one that finds itself, with the keys below",
                    .deepspeed = "same"},
@@ -773,6 +814,7 @@ void describe_precision(Keys& keys, PrecisionSection& precision) {
   });
   keys.then([&] {
     precision.compute = bf16 ? Precision::bf16 : fp16 ? Precision::fp16 : Precision::fp32;
+    precision.narrow_masters = bf16_masters || fp16_masters;
   });
   keys.choice({.name = "communication_data_type",
                .meaning = "`\"bf16\"` or `\"fp16\"`: what gradients travel in between ranks, added "

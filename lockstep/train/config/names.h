@@ -21,6 +21,11 @@ inline constexpr NamedStrategies kNamedStrategies = [] {
 inline constexpr const Named<ShardingStrategy> (&kShardings)[kStrategies.size()] =
     kNamedStrategies.all;
 
+inline constexpr Named<ExchangeGradients> kExchanges[] = {
+    {name_of(ExchangeGradients::automatic), ExchangeGradients::automatic},
+    {name_of(ExchangeGradients::each_pass), ExchangeGradients::each_pass},
+    {name_of(ExchangeGradients::last_pass), ExchangeGradients::last_pass}};
+
 inline constexpr Named<StageBalance> kStageBalances[] = {{"layers", StageBalance::layers},
                                                          {"parameters", StageBalance::parameters},
                                                          {"compute", StageBalance::compute},

@@ -89,8 +89,11 @@ std::vector<std::string> changed_settings(const TrainConfig& now, const TrainCon
   compare("model.dropout", now.model.dropout, then.model.dropout);
   compare("the precision", name_of(now.precision.compute, kPrecisions),
           name_of(then.precision.compute, kPrecisions));
+  compare("stochastic_rounding", now.precision.stochastic_rounding,
+          then.precision.stochastic_rounding);
   compare("communication_data_type", name_of(now.precision.gradients, kPrecisions),
           name_of(then.precision.gradients, kPrecisions));
+  compare("exchange_gradients", name_of(now.exchange_gradients), name_of(then.exchange_gradients));
   compare("sharding_strategy", name_of(now.sharding.strategy), name_of(then.sharding.strategy));
   compare("parallel.data", now.parallel.data, then.parallel.data);
   compare("parallel.tensor", now.parallel.tensor, then.parallel.tensor);

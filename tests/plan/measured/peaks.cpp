@@ -41,6 +41,8 @@ class Spread {
       replicas_ = std::make_unique<replicate::DistributedDataParallel>(module, cells.group());
       optimizer_ = shards_ ? shards_->make_optimizer(optim::AdamWOptions{}, std::move(groups))
                            : optim::make_optimizer(optim::AdamWOptions{}, std::move(groups));
+      replicas_->exchange_each_pass(
+          exchanges_each_pass(options.exchange_gradients, options.strategy));
       return;
     }
     const auto cut = options.strategy == SHARD_GRAD_OP ? shard::Cut::gradients
@@ -52,12 +54,13 @@ class Spread {
                        .cpu_offload = offload_of(options),
                        .max_live_units = static_cast<std::size_t>(options.max_live_units)});
     optimizer_ = sharded_->make_optimizer(optim::AdamWOptions{}, std::move(groups));
+    sharded_->exchange_each_pass(exchanges_each_pass(options.exchange_gradients, options.strategy));
   }
 
   void step(const std::function<at::Tensor()>& loss, std::int64_t accumulation) {
     optimizer_->zero_grad();
     for (std::int64_t pass = 1; pass < accumulation; ++pass) {
-      const auto local = sharded_ ? sharded_->no_sync() : replicas_->no_sync();
+      const auto more = sharded_ ? sharded_->accumulate() : replicas_->accumulate();
       backward(computed(loss));
     }
     backward(computed(loss));
@@ -83,7 +86,10 @@ class Spread {
 
   static shard::MixedPrecision precision_of(const MemoryOptions& options) {
     if (options.precision == Precision::fp32) return {};
-    return {.param_dtype = at::kBFloat16};
+    shard::MixedPrecision precision = {.param_dtype = at::kBFloat16};
+    if (options.narrow_masters) precision.master_dtype = at::kBFloat16;
+    precision.master_rounding.in_state = options.narrow_states;
+    return precision;
   }
 
   static shard::CPUOffload offload_of(const MemoryOptions& options) {
@@ -142,9 +148,15 @@ void check_peak(Cells& cells, const NamedSubject& subject, const models::Describ
   if (options.strategy == ShardingStrategy::HYBRID_SHARD)
     options.ranks_per_copy = cells.num_ranks() % 2 == 0 ? cells.num_ranks() / 2 : 1;
   cells.cell(
-      fmt::format("{} with {} in {}, offload {}, {} live units, {} micro-batches", subject.name,
+      fmt::format("{} with {} in {}, offload {}, {} live units, {} micro-batches{}{}", subject.name,
                   name_of(options.strategy), name_of(options.precision),
-                  static_cast<int>(options.offload), options.max_live_units, options.accumulation),
+                  static_cast<int>(options.offload), options.max_live_units, options.accumulation,
+                  options.exchange_gradients == ExchangeGradients::automatic
+                      ? ""
+                      : fmt::format(", exchanged after {}", name_of(options.exchange_gradients)),
+                  options.narrow_states    ? ", nothing in fp32"
+                  : options.narrow_masters ? ", no weights in fp32"
+                                           : ""),
       [&] {
         const std::int64_t estimated = estimate_memory(model.sizes, model.trace, options).peak;
         const std::int64_t measured = measured_peak(cells, subject, options);
@@ -198,10 +210,18 @@ void check_peaks(Cells& cells) {
   large_vocabulary.config.tie_embeddings = true;
   check_strategies(cells, large_vocabulary.subject(), large_vocabulary.described());
 
-  check_strategies(cells, mlp(), traced(mlp()), {.accumulation = 2});
-  for (const auto strategy : {ShardingStrategy::SHARD_GRAD_OP, ShardingStrategy::FULL_SHARD})
-    check_peak(cells, gpt().subject(), gpt().described(),
-               {.strategy = strategy, .precision = Precision::bf16});
+  for (const auto when :
+       {ExchangeGradients::automatic, ExchangeGradients::each_pass, ExchangeGradients::last_pass})
+    check_strategies(cells, mlp(), traced(mlp()), {.accumulation = 3, .exchange_gradients = when});
+  for (const auto strategy : {ShardingStrategy::SHARD_GRAD_OP, ShardingStrategy::FULL_SHARD}) {
+    MemoryOptions options{.strategy = strategy, .precision = Precision::bf16};
+    check_peak(cells, gpt().subject(), gpt().described(), options);
+    options.narrow_masters = true;
+    check_peak(cells, gpt().subject(), gpt().described(), options);
+    options.narrow_states = true;
+    options.accumulation = 2;
+    check_peak(cells, gpt().subject(), gpt().described(), options);
+  }
   for (const std::int64_t live : {1, 3})
     check_peak(cells, gpt().subject(), gpt().described(),
                {.strategy = ShardingStrategy::FULL_SHARD, .max_live_units = live});

@@ -65,6 +65,30 @@ constexpr bool cuts_parameters(ShardingStrategy strategy) {
 // Whether groups of ranks hold a copy of the model each.
 constexpr bool has_copies(ShardingStrategy strategy) { return traits_of(strategy).has_copies; }
 
+// When the gradients of a step of several passes are exchanged. This is also their order of
+// addition, in which they are rounded: over the ranks and then over the passes, or over each rank's
+// passes and then over the ranks.
+enum class ExchangeGradients : std::uint8_t {
+  automatic,  // after each pass where gradients are cut among the ranks, elsewhere after the last
+  each_pass,  // between passes a rank has sums over all ranks: its part, where gradients are cut
+  last_pass,  // between passes a rank has the whole gradients of its own: one exchange a step
+};
+
+// As in a config.
+constexpr const char* name_of(ExchangeGradients when) {
+  switch (when) {
+    case ExchangeGradients::automatic: return "auto";
+    case ExchangeGradients::each_pass: return "each_pass";
+    case ExchangeGradients::last_pass: return "last_pass";
+  }
+  return "";
+}
+
+constexpr bool exchanges_each_pass(ExchangeGradients when, ShardingStrategy strategy) {
+  return when == ExchangeGradients::automatic ? cuts_gradients(strategy)
+                                              : when == ExchangeGradients::each_pass;
+}
+
 // The strategies that cut at least this, for messages: "FULL_SHARD or HYBRID_SHARD".
 std::string strategies_that_cut(ShardedState least);
 
