@@ -35,6 +35,12 @@ extern std::shared_ptr<lockstep::nn::TensorAxis> axis;
 extern int peer;
 extern lockstep::Engine<MyNet> engine;
 torch::Tensor loss_of(const lockstep::EngineBatch& batch);
+extern lockstep::DistributedTrainer<MyNet> trainer;
+struct Callback {  // of a trainer
+  template <typename Event>
+  lockstep::Then operator()(const Event& event) const;
+};
+extern Callback f;
 
 // The model in training.
 extern torch::nn::Sequential model;
@@ -50,8 +56,9 @@ extern std::int64_t hidden_size, num_heads;
 
 // The training data.
 extern lockstep::data::DataLoader loader;
-extern std::shared_ptr<const lockstep::data::Dataset> dataset;
-extern std::string folder, tag;
+extern std::shared_ptr<const lockstep::data::Dataset> dataset, training_set, validation_set,
+    test_set;
+extern std::string folder, tag, text;
 extern std::map<std::string, std::string> client_state;
 extern std::vector<std::pair<torch::Tensor, torch::Tensor>> batches;
 extern torch::Tensor x, t, whole, input, target, loss_sum;
@@ -59,7 +66,7 @@ extern Loss loss;
 extern std::int64_t count, n, epoch, step, length;
 extern lockstep::nn::SequencePart part;
 extern std::vector<lockstep::NamedTensor> state;
-extern double weight_decay, learning_rate;
+extern double weight_decay, learning_rate, value;
 torch::Tensor make_batch();
 torch::Tensor heights_at(const torch::Tensor& points);
 int train(const lockstep::DistributedManager& dist);
