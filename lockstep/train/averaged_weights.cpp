@@ -9,6 +9,15 @@
 
 namespace lockstep::train {
 
+namespace {
+
+// 16 bits do not hold the small moves of an average.
+at::ScalarType precision_of_average(at::ScalarType weight) {
+  return weight == at::kHalf || weight == at::kBFloat16 ? at::kFloat : weight;
+}
+
+}  // namespace
+
 AveragedWeights::AveragedWeights(DistributedManager dist, std::shared_ptr<torch::nn::Module> model,
                                  double decay)
     : dist_(std::move(dist)), model_(std::move(model)), decay_(decay) {
@@ -20,13 +29,16 @@ void AveragedWeights::update(const at::Tensor& factor) {
   const at::Tensor share = factor.ne(0).to(at::kDouble).mul(1 - decay_);
   const std::vector<mesh::HeldTensor> now = weights();
   for (std::size_t i = 0; i < now.size(); ++i)
-    averages_[i].lerp_(now[i].values, share.to(averages_[i].options()));
+    averages_[i].lerp_(now[i].values.to(averages_[i].scalar_type()),
+                       share.to(averages_[i].options()));
 }
 
 void AveragedWeights::begin() {
   const c10::NoGradGuard no_grad;
   averages_.clear();
-  for (const mesh::HeldTensor& one : weights()) averages_.push_back(one.values.clone());
+  for (const mesh::HeldTensor& one : weights())
+    averages_.push_back(one.values.to(precision_of_average(one.values.scalar_type()),
+                                      /*non_blocking=*/false, /*copy=*/true));
 }
 
 std::vector<mesh::HeldTensor> AveragedWeights::held() const {
@@ -39,14 +51,16 @@ std::vector<mesh::HeldTensor> AveragedWeights::held() const {
 }
 
 void AveragedWeights::in_place_of_weights(const std::function<void()>& work) {
-  swap();
+  std::vector<at::Tensor> trained;
+  for (const mesh::HeldTensor& one : weights()) trained.push_back(one.values.clone());
+  set_weights(averages_);
   try {
     work();
   } catch (...) {
-    swap();
+    set_weights(trained);
     throw;
   }
-  swap();
+  set_weights(trained);
 }
 
 std::vector<mesh::HeldTensor> AveragedWeights::weights() const {
@@ -59,14 +73,10 @@ std::vector<mesh::HeldTensor> AveragedWeights::weights() const {
   return all;
 }
 
-void AveragedWeights::swap() {
+void AveragedWeights::set_weights(const std::vector<at::Tensor>& values) {
   const c10::NoGradGuard no_grad;
   const std::vector<mesh::HeldTensor> now = weights();
-  for (std::size_t i = 0; i < now.size(); ++i) {
-    const at::Tensor weight = now[i].values.clone();
-    now[i].values.copy_(averages_[i]);
-    averages_[i].copy_(weight);
-  }
+  for (std::size_t i = 0; i < now.size(); ++i) now[i].values.copy_(values[i]);
   dist_.held_state_written(model_);
 }
 

@@ -14,10 +14,12 @@
 namespace lockstep::train {
 
 // After each step, average ← decay · average + (1 − decay) · weights. It begins as the weights are.
-// Each rank averages the parts that it holds, in their own precision; buffers are not averaged.
+// Each rank averages the parts that it holds, those of 16 bits in float32; buffers are not
+// averaged.
 //
-// Ownership: shares the model and the job; owns as much memory as this rank's weights take.
-// Threading: one thread. Failure: CommError.
+// Ownership: shares the model and the job; owns as much memory as the averages of this rank's
+// weights take, and a copy of the weights while work runs in their place. Threading: one thread.
+// Failure: CommError.
 class AveragedWeights {
  public:
   AveragedWeights(DistributedManager dist, std::shared_ptr<torch::nn::Module> model, double decay);
@@ -35,7 +37,7 @@ class AveragedWeights {
 
  private:
   std::vector<mesh::HeldTensor> weights() const;
-  void swap();
+  void set_weights(const std::vector<at::Tensor>& values);
 
   mutable DistributedManager dist_;
   std::shared_ptr<torch::nn::Module> model_;

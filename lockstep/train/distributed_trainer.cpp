@@ -56,7 +56,11 @@ TrainerOptions with_config(TrainerOptions own, const EngineConfig& config,
   TrainerOptions options = trainer_options(values, dist.device());
   const Batch batch = resolve_batch(values, dist.data_size());
   options.batch_size = batch.micro;
-  options.samples_per_step = batch.global;
+  // A step that the config gives as so much of each rank keeps its samples on other ranks.
+  if (values.batch.global || values.elasticity)
+    options.samples_per_step = batch.global;
+  else
+    options.accumulation = batch.accumulation;
   // A config of DeepSpeed's does not say how long to train.
   if (!options.max_steps && !options.epochs) {
     options.max_steps = own.max_steps;

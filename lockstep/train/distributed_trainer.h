@@ -306,7 +306,7 @@ class FSDPTrainer : public DistributedTrainer<Model> {
 
 // A DistributedTrainer that a config describes, as DeepSpeed's or docs/config.md: its strategy,
 // batch, optimizer, schedule, precision, folder and checkpoints replace those of the options, which
-// say what it does not (docs/engine.md). Every rank makes the whole model first.
+// say what it does not (docs/trainer.md). Every rank makes the whole model first.
 template <typename Model>
 class DeepSpeedTrainer : public DistributedTrainer<Model> {
  public:

@@ -53,22 +53,6 @@ StepperOptions stepper_options(const TrainConfig& config, c10::Device device) {
   return options;
 }
 
-// Samples for a rank that has none, and must run the model. Two, as batch norms want.
-data::Batch stand_in(const data::Dataset& dataset, c10::Device device) {
-  std::vector<std::int64_t> first = {0};
-  if (dataset.size() > 1) first.push_back(1);
-  data::Batch batch = dataset.batch(first);
-  batch.input = batch.input.to(device);
-  if (batch.target.defined()) batch.target = batch.target.to(device);
-  return batch;
-}
-
-void check_samples(const std::shared_ptr<const data::Dataset>& dataset, const char* what) {
-  if (dataset == nullptr || dataset->size() == 0)
-    throw UsageError("there are no samples to {}: the data set is {}", what,
-                     dataset == nullptr ? "a null pointer" : "empty");
-}
-
 at::Tensor in_32_bits(const at::Tensor& tensor) {
   const bool is_short = tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
   return is_short ? tensor.to(at::kFloat) : tensor;
@@ -300,7 +284,7 @@ struct EngineCore::State {
 
   // Called before anything of a pass: by the loader or, without one, by backward().
   void begin_pass() {
-    if (passes.has_batch() || !passes.is_first() || passes.has_kept()) return;
+    if (std::exchange(step_has_begun, true)) return;
     report->begin_step();
     if (times && !clock) clock.emplace(dist.device());
   }
@@ -331,6 +315,7 @@ struct EngineCore::State {
     ++num_steps;
     note_position();
     end_of(&StepTimes::update);
+    step_has_begun = false;
     clock.reset();
     if (times) unsettled_times = std::exchange(*times, {});
     if (!stepper->runs_ahead()) settle();
@@ -465,6 +450,7 @@ struct EngineCore::State {
   std::shared_ptr<Epoch> prepared;  // the same, or the last one, which the next may use again
   data::SamplerState position;      // where the next step begins in the data
 
+  bool step_has_begun = false;     // for the run's report
   std::optional<PartClock> clock;  // within a step whose times are measured
   std::optional<StepTimes> times, unsettled_times;
   StepResult last;
@@ -497,9 +483,11 @@ EngineNoSync EngineCore::no_sync() {
   State& state = *state_;
   state.refuse_in_pipeline("no_sync()", "engine.train_batch(batches, loss_of), which exchanges "
                                         "gradients once a step");
-  if (state.passes.has_loss())
-    throw UsageError("no_sync() was called between backward() and step() of a pass: call it before "
-                     "the pass");
+  if (!state.passes.is_first() || state.passes.has_loss())
+    throw UsageError(
+        "no_sync() was called within a step, of which {} of {} passes are done: call it "
+        "between steps, before their first pass",
+        state.passes.num_done(), state.passes.in_this_step());
   ++state.num_no_sync;
   return EngineNoSync(shared_from_this(), state.dist.no_sync(state.model));
 }
@@ -615,7 +603,7 @@ bool EngineCore::next(Epoch& epoch, EngineBatch& batch) {
     state.passes.shorten(std::min(state.batch.accumulation, loader.batches_left()));
   data::Batch given = loader.next().value();
   state.passes.give(given.size(), given.global_size);
-  if (given.size() == 0) given = stand_in(*epoch.dataset, state.dist.device());
+  if (given.size() == 0) given = stand_in(*epoch.dataset, state.batch.micro, state.dist.device());
   batch = {.data = std::move(given.input), .target = std::move(given.target)};
   state.end_of(&StepTimes::data);
   return true;
@@ -633,7 +621,7 @@ double EngineCore::evaluate(const std::shared_ptr<const data::Dataset>& dataset,
   std::vector<double> sums(2);
   while (auto given = all.loader.next()) {
     const bool counts = given->size() > 0;
-    if (!counts) *given = stand_in(*dataset, state.dist.device());
+    if (!counts) *given = stand_in(*dataset, state.batch.micro, state.dist.device());
     const nn::LossSum loss = loss_of({.data = given->input, .target = given->target});
     if (!loss.sum.defined() || loss.sum.numel() != 1)
       throw UsageError("the loss of evaluate() is not one number: take its mean or its sum");
@@ -703,11 +691,14 @@ OutputLoss EngineCore::State::staged(const BatchLoss& loss) const {
 // Runs the passes of a step, which `passes` knows of already.
 void EngineCore::State::run_pipeline(const std::vector<MicroBatch>& batches,
                                      const BatchLoss& loss) {
-  std::int64_t samples = 0;
-  for (const MicroBatch& one : batches) samples += one.samples;
+  // About how much the loss counts, for its scale: of tokens, one for each number of the target.
+  std::int64_t expected = 0;
+  for (const MicroBatch& one : batches)
+    expected += loss.counts_itself && one.samples > 0 && one.target.defined() ? one.target.numel()
+                                                                              : one.samples;
   const OutputLoss of_outputs = staged(loss);
   begin_pass();
-  stepper->backward_passes(samples, [&](const auto& scale) -> Stepper::PassesLoss {
+  stepper->backward_passes(expected, [&](const auto& scale) -> Stepper::PassesLoss {
     const PipelinedLoss made = stages->run(batches, of_outputs, scale);
     return {.sum = made.sum, .count = made.count};
   });
@@ -754,6 +745,7 @@ double EngineCore::train_batch(const std::vector<EngineBatch>& batches, const Ba
   state.begin_call("train_batch() was called");
   check_own_batches(state.dist, batches, state.batch.accumulation);
   state.epoch.reset();  // its batches are not this step's
+  state.begin_pass();
   std::vector<MicroBatch> given;
   for (const EngineBatch& batch : batches) {
     if (state.stages == nullptr) {
@@ -789,7 +781,7 @@ double EngineCore::evaluate(const std::shared_ptr<const data::Dataset>& dataset,
       auto given = all.loader.next();
       if (!given) break;
       const std::int64_t samples = given->size();
-      if (samples == 0) *given = stand_in(*dataset, state.dist.device());
+      if (samples == 0) *given = stand_in(*dataset, state.batch.micro, state.dist.device());
       batches.push_back({.input = given->input, .target = given->target, .samples = samples});
     }
     const PipelinedLoss made = state.stages->evaluate(batches, of_outputs);

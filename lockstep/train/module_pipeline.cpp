@@ -1,7 +1,10 @@
 #include <lockstep/train/module_pipeline.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <set>
+#include <string>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -88,6 +91,33 @@ ModelBlock cast_to(ModelBlock block, c10::ScalarType type, c10::DeviceType devic
   return block;
 }
 
+// Stages know a weight that they share by its name: UsageError if they have it under different
+// ones.
+void check_shared_names(const torch::nn::Module& model, const std::vector<ModelBlock>& blocks,
+                        const Cuts& cuts) {
+  std::map<const torch::nn::Module*, std::string> prefixes;
+  for (const auto& item : model.named_modules("", /*include_self=*/false))
+    prefixes.emplace(item.value().get(), item.key() + ".");
+  std::map<const at::TensorImpl*, std::pair<std::size_t, std::set<std::string>>> first;  // stage
+  for (std::size_t stage = 0; stage + 1 < cuts.size(); ++stage) {
+    std::map<const at::TensorImpl*, std::set<std::string>> names;
+    for (int i = cuts[stage]; i < cuts[stage + 1]; ++i)
+      for (const auto& module : blocks[static_cast<std::size_t>(i)].modules) {
+        if (module == nullptr) continue;
+        for (const auto& item : module->named_parameters())
+          names[item.value().unsafeGetTensorImpl()].insert(prefixes[module.get()] + item.key());
+      }
+    for (const auto& [tensor, here] : names) {
+      const auto& [other, there] = first.try_emplace(tensor, stage, here).first->second;
+      if (there != here)
+        throw UsageError(
+            "stages {} and {} of the pipeline share a weight that they know as '{}' and "
+            "as '{}': let both blocks list the module that registers it",
+            other, stage, fmt::join(there, "', '"), fmt::join(here, "', '"));
+    }
+  }
+}
+
 std::int64_t kind_of(const MicroBatch& batch) {
   if (!batch.input.defined()) return 0;
   return static_cast<std::int64_t>(hash_text(fmt::format(
@@ -108,6 +138,7 @@ ModulePipeline::ModulePipeline(DistributedManager dist, std::shared_ptr<torch::n
     cut.cuts = parallel.stage_layers.empty()
                    ? balanced_cuts(parallel, blocks, schedule.num_stages())
                    : given_cuts(parallel.stage_layers, blocks, schedule.num_stages());
+    check_shared_names(*model, blocks, cut.cuts);
   } catch (const UsageError& error) {
     fault = error.what();
   }

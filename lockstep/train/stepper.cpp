@@ -90,6 +90,22 @@ std::string describe_skipped(const StepResult& step, double loss_scale) {
   return fmt::format("step {} was skipped on all ranks: {}", step.number, why);
 }
 
+void check_samples(const std::shared_ptr<const data::Dataset>& dataset, const char* what) {
+  if (dataset == nullptr || dataset->size() == 0)
+    throw UsageError("there are no samples to {}: the dataset is {}", what,
+                     dataset == nullptr ? "a null pointer" : "empty");
+}
+
+data::Batch stand_in(const data::Dataset& dataset, std::int64_t micro, c10::Device device) {
+  std::vector<std::int64_t> first = {0};
+  if (dataset.size() > 1 && micro > 1) first.push_back(1);
+  data::Batch batch = dataset.batch(first);
+  batch.input = batch.input.to(device);
+  if (batch.target.defined()) batch.target = batch.target.to(device);
+  batch.rows = std::move(first);
+  return batch;
+}
+
 void check_batch_norms(const DistributedManager& dist,
                        const std::shared_ptr<torch::nn::Module>& model,
                        const data::DataLoader& loader, const CutOfSteps& cut) {

@@ -149,6 +149,14 @@ void check_batch_norms(const DistributedManager& dist,
                        const std::shared_ptr<torch::nn::Module>& model,
                        const data::DataLoader& loader, const CutOfSteps& cut);
 
+// UsageError if there is nothing to `what`, such as "train on". A sampler would throw the same
+// error, but without a name.
+void check_samples(const std::shared_ptr<const data::Dataset>& dataset, const char* what);
+
+// Samples for a rank that has none in a pass of `micro`, and must run the model: two if that many
+// are allowed, as batch norms want.
+data::Batch stand_in(const data::Dataset& dataset, std::int64_t micro, c10::Device device);
+
 // Every rank makes one, with the same options, and calls the same functions at the same points. For
 // each step: zero_gradients(), backward passes, settle() for the step before, update().
 //

@@ -115,7 +115,6 @@ class Trainer {
   void call(const Calls& callbacks, const Event& event);
 
   // These are defined in trainer_evaluation.cpp.
-  static void check_samples(const Dataset& dataset, const char* what);
   enum class Samples { in_training_order, in_their_own };
   std::unique_ptr<data::DataLoader> load_data(const Dataset& dataset, Samples order) const;
   bool take_stand_in(data::Batch& batch, const data::Dataset& dataset);

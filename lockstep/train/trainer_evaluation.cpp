@@ -80,13 +80,6 @@ at::Tensor on_all_ranks(at::Tensor whole, const Part& mine, std::int64_t num_sam
 
 }  // namespace
 
-// A sampler would throw the same error, but without a name.
-void Trainer::check_samples(const Dataset& dataset, const char* what) {
-  if (dataset == nullptr || dataset->size() == 0)
-    throw UsageError("there are no samples to {}: the dataset is {}", what,
-                     dataset == nullptr ? "a null pointer" : "empty");
-}
-
 std::unique_ptr<data::DataLoader> Trainer::load_data(const Dataset& dataset, Samples order) const {
   const bool trains = order == Samples::in_training_order;
   return std::make_unique<data::DataLoader>(
@@ -105,15 +98,12 @@ std::unique_ptr<data::DataLoader> Trainer::load_data(const Dataset& dataset, Sam
 }
 
 // If parameters are cut, a rank without samples has to compute, too, because the others gather its
-// parts. It gets a sample that does not count.
+// parts. It gets samples that do not count.
 bool Trainer::take_stand_in(data::Batch& batch, const data::Dataset& dataset) {
   if (batch.size() > 0 || !dist_.every_rank_computes(model_)) return false;
-  constexpr std::int64_t kFirst[] = {0};
-  data::Batch sample = dataset.batch(kFirst);
-  batch.input = sample.input.to(dist_.device());
-  if (sample.target.defined()) batch.target = sample.target.to(dist_.device());
-  batch.target_on_host = at::Tensor();
-  batch.rows = {0};
+  const std::int64_t global_size = batch.global_size;
+  batch = stand_in(dataset, batch_.micro, dist_.device());
+  batch.global_size = global_size;
   return true;
 }
 

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/checkpoint/format/folder.h>
+#include <lockstep/train/averaged_weights.h>
 #include <tests/ranks/job.h>
 
 #include "../base/errors.h"
@@ -42,6 +43,31 @@ struct Given {
     trainer.on_validation([this](const Validation&) { ++next; });
   }
 };
+
+TEST(AveragedWeights, OfSixteenBitsMoveByLittle) {
+  DistributedManager dist = setup_distributed();
+  const auto model = std::make_shared<torch::nn::LinearImpl>(3, 2);
+  torch::nn::init::constant_(model->weight, 1);
+  model->to(at::kBFloat16);
+  dist.wrap_model(model);
+  train::AveragedWeights average(dist, model, /*decay=*/0.999);
+  {
+    const torch::NoGradGuard no_grad;
+    model->weight.fill_(2);
+  }
+  for (int step = 0; step < 500; ++step) average.update(at::ones({}, at::kDouble));
+  const double wanted = 2 - std::pow(0.999, 500);
+  bool found = false;
+  for (const mesh::HeldTensor& one : average.held())
+    if (one.name == "average/weight") {
+      found = true;
+      EXPECT_NEAR(one.values.mean().item<double>(), wanted, 1e-4);
+    }
+  EXPECT_TRUE(found);
+  average.in_place_of_weights(
+      [&] { EXPECT_NEAR(model->weight.mean().item<double>(), wanted, 1e-2); });
+  EXPECT_EQ(model->weight.mean().item<double>(), 2);
+}
 
 TEST(TrainerLoop, TellsCallbacksWhatHappens) {
   TrainerOptions two = options();

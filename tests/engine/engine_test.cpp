@@ -305,6 +305,17 @@ TEST(Engine, KeepsGradientsOnTheRankUnderNoSync) {
   EXPECT_EQ(engine.global_samples(), 16);
 }
 
+TEST(Engine, KeepsNoGradientsWithinAStep) {
+  auto engine = engine_with({{"train_batch_size", 8}, {"gradient_accumulation_steps", 2}});
+  for (const auto& batch : engine.loader(kPoints)) {
+    engine.backward(loss_of(engine, batch));
+    engine.step();
+    EXPECT_THAT(usage_error([&] { (void)engine.no_sync(); }),
+                HasSubstr("within a step, of which 1 of 2 passes are done"));
+    break;
+  }
+}
+
 TEST(Engine, AnEpochMayEndUnderNoSync) {
   auto engine = engine_with({{"train_batch_size", 4}});
   while (engine.epoch() < 2) {

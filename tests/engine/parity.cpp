@@ -412,6 +412,27 @@ void check_engine_pipelines(Cells& cells) {
 
 namespace {
 
+// Its blocks have one weight, under a name each.
+struct SharesUnderTwoNames : plain::Net {
+  struct Head : torch::nn::Module {
+    explicit Head(const at::Tensor& of) : weight(register_parameter("weight", of)) {}
+    at::Tensor weight;
+  };
+  SharesUnderTwoNames() {
+    register_module("first", first);
+    head = register_module("head", std::make_shared<Head>(first->weight));
+  }
+  at::Tensor scores(const at::Tensor& x) { return at::matmul(x, head->weight.t()); }
+  at::Tensor forward(const at::Tensor& x) override { return scores(at::tanh(first(x))); }
+  std::vector<pipeline::ModelBlock> pipeline_blocks() override {
+    return {pipeline::block_of({first.ptr()},
+                               [this](const at::Tensor& x) { return at::tanh(first(x)); }),
+            pipeline::block_of({head}, [this](const at::Tensor& x) { return scores(x); })};
+  }
+  torch::nn::Linear first{6, 6};
+  std::shared_ptr<Head> head;
+};
+
 void check_pipeline_mistakes(Cells& cells) {
   const Subject subject = subjects().front();
   const auto engine_of = [&](const Subject& of, const json& more = json::object(),
@@ -456,6 +477,12 @@ void check_pipeline_mistakes(Cells& cells) {
     Subject other = subject;
     other.make = make<plain::Recurrent>;
     cells.expect_usage_error([&] { engine_of(other); }, "give it a member pipeline_blocks()");
+  });
+  cells.cell("a weight that stages know by different names", [&] {
+    Subject other = subject;
+    other.make = make<SharesUnderTwoNames>;
+    cells.expect_usage_error([&] { engine_of(other); },
+                             "know as 'first.weight' and as 'head.weight'");
   });
   cells.cell("another model in stages on one rank", [&] {
     Subject other = subject;

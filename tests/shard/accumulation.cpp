@@ -248,25 +248,36 @@ void check_order_of_passes(Cells& cells) {
       optimizer->step(0.1);
       cells.expect(parallel->totals().count() == 4.0 * cells.num_ranks(), "the count is wrong");
     });
-  cells.cell("passes that were exchanged and are given up", [&] {
-    torch::manual_seed(4);
-    Chain model(3);
-    FullyShardedDataParallel parallel = sharded(cells, *model);
-    const auto optimizer = adamw(parallel, *model);
-    {
-      const auto more = parallel.accumulate();
-      parallel.backward(counted_loss(model, 0, 1, cells.rank()), 2);
-    }
-    optimizer->zero_grad();
-    parallel.backward(counted_loss(model, 1, 1, cells.rank()), 2);
-    cells.expect(parallel.totals().count() == 2.0 * cells.num_ranks(), "the count is wrong");
-    torch::manual_seed(4);
-    Chain twin(3);
-    FullyShardedDataParallel fresh = sharded(cells, *twin);
-    fresh.backward(counted_loss(twin, 1, 1, cells.rank()), 2);
-    for (const NamedTensor& one : data_parallel::trained_parameters(*twin))
-      cells.expect_same(parallel.full_gradient(one.name), fresh.full_gradient(one.name), one.name);
-  });
+  for (const bool each_pass : {false, true})
+    for (const auto& [name, make] : kinds)
+      cells.cell(fmt::format("{}, passes are given up, exchanged {}", name,
+                             each_pass ? "as they come" : "at the end"),
+                 [&] {
+                   torch::manual_seed(4);
+                   Chain model(3);
+                   const auto parallel = make(*model);
+                   parallel->exchange_each_pass(each_pass);
+                   const auto optimizer = parallel->make_optimizer(
+                       optim::AdamWOptions{},
+                       optim::decay_groups(data_parallel::trained_parameters(*model), 0.1));
+                   {
+                     const auto more = parallel->accumulate();
+                     parallel->backward(counted_loss(model, 0, 1, cells.rank()), 2);
+                     const auto local = parallel->no_sync();
+                     parallel->backward(counted_loss(model, 2, 1, cells.rank()), 2);
+                   }
+                   optimizer->zero_grad();
+                   parallel->backward(counted_loss(model, 1, 1, cells.rank()), 2);
+                   cells.expect(parallel->totals().count() == 2.0 * cells.num_ranks(),
+                                "the count is wrong");
+                   torch::manual_seed(4);
+                   Chain twin(3);
+                   const auto fresh = make(*twin);
+                   fresh->backward(counted_loss(twin, 1, 1, cells.rank()), 2);
+                   for (const NamedTensor& one : data_parallel::trained_parameters(*twin))
+                     cells.expect_same(parallel->full_gradient(one.name),
+                                       fresh->full_gradient(one.name), one.name);
+                 });
   cells.cell("a pass under no_sync() among passes that are exchanged as they come", [&] {
     for (const auto& [name, make] : kinds) {
       torch::manual_seed(4);
@@ -278,13 +289,14 @@ void check_order_of_passes(Cells& cells) {
         std::optional<data_parallel::NoSync> local;
         if (pass < 3) more.emplace(parallel->accumulate());
         if (pass == 1) local.emplace(parallel->no_sync());
-        parallel->backward(counted_loss(model, pass, 1, cells.rank()), 2);
+        // A layer is first used in the pass that is this rank's alone.
+        parallel->backward(counted_loss(model, 0, pass, cells.rank()), 2);
       }
       torch::manual_seed(4);
       Chain one(3);
       for (int pass = 0; pass < 4; ++pass)
         for (int rank = 0; rank < cells.num_ranks(); ++rank)
-          (counted_loss(one, pass, 1, rank) / (8.0 * cells.num_ranks())).backward();
+          (counted_loss(one, 0, pass, rank) / (8.0 * cells.num_ranks())).backward();
       for (const NamedTensor& wanted : data_parallel::trained_parameters(*one))
         cells.expect_close(parallel->full_gradient(wanted.name), wanted.tensor.grad(),
                            name + ", " + wanted.name);

@@ -89,9 +89,10 @@ void GradientExchange::check_model() {
   run_check([this] { look_at_model(); });
 }
 
-void GradientExchange::follow_shown() {
+void GradientExchange::follow_dropped() {
   const std::lock_guard lock(mutex_);
   registered_.follow_shown();
+  forget_dropped();
 }
 
 void GradientExchange::look_at_model() {

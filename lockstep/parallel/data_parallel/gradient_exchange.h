@@ -82,9 +82,9 @@ class GradientExchange : public intercept::PassListener,
     }
   }
 
-  // Gradients were dropped from the parts that parameters stand for, or from the parameters: both
-  // are without from now on.
-  void follow_shown();
+  // An optimizer has dropped gradients, from the parts that parameters stand for or from the
+  // parameters: both are without from now on, and passes of which nothing is left count no more.
+  void follow_dropped();
 
   // Ranks that hold the same parameters compare them at the first exchange and every `exchanges`
   // after it; never where that is 0.
@@ -130,6 +130,8 @@ class GradientExchange : public intercept::PassListener,
   virtual void finish() = 0;
   // A counted pass begins, and gradients are sums that its own must not be added to by autograd.
   virtual void set_sums_aside() {}
+  // An optimizer may have dropped gradients.
+  virtual void forget_dropped() {}
   // Before the first counted pass of a step: UsageError, by refuse_unzeroed(), for a gradient that
   // is left of what was before.
   virtual void check_zeroed() const = 0;

@@ -46,7 +46,7 @@ std::unique_ptr<optim::Optimizer> ParallelModel::make_optimizer(
              if (std::exchange(last, exchange.num_exchanges()) == exchange.num_exchanges())
                check_own_gradients();
            },
-       .after_zero_grad = [this] { gradients().follow_shown(); }});
+       .after_zero_grad = [this] { gradients().follow_dropped(); }});
 }
 
 optim::ClipResult ParallelModel::clip_gradients(double max_norm) {

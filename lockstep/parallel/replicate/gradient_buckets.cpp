@@ -378,6 +378,7 @@ void GradientReducer::complete_buckets() {
 
 // Gradients become the sums over all passes of the step so far; those of a whole step are divided.
 void GradientReducer::add_earlier_passes() {
+  sums_are_aside_ = false;
   for (Slot& slot : slots_) {
     at::Tensor& gradient = slot.parameter.mutable_grad();
     const at::Tensor sums = std::exchange(slot.sums, at::Tensor());

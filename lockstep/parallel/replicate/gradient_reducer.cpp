@@ -107,10 +107,10 @@ void GradientReducer::check_parameters() {
     if (slot.has_moved())
       moved = true;
     else if (unexchanged_ && slot.used && slot.before != glimpse(slot.parameter))
-      throw UsageError("'{}' was changed after backward passes under no_sync() whose gradients no "
-                       "rank has sent: an optimizer has stepped on this rank's alone. The last "
-                       "backward pass before a step must exchange gradients, so not be under "
-                       "no_sync(); start the ranks anew from a checkpoint",
+      throw UsageError("'{}' was changed after backward passes under no_sync() or accumulate(), "
+                       "whose gradients are not those of a whole step: an optimizer has stepped on "
+                       "them. The last backward pass before a step must be under neither; start "
+                       "the ranks anew from a checkpoint",
                        slot.name);
   }
   if (moved) follow_moved();
@@ -187,14 +187,29 @@ void GradientReducer::check_zeroed() const {
 
 // A bucket's memory is used again in the pass that begins.
 void GradientReducer::set_sums_aside() {
+  // What has come since under no_sync() is this rank's alone, and is summed with the next exchange.
+  if (std::exchange(sums_are_aside_, true)) return;
   const c10::NoGradGuard no_grad;
   for (Slot& slot : slots_) {
     at::Tensor& gradient = slot.parameter.mutable_grad();
-    if (!gradient.defined() || slot.sums.defined()) continue;
+    if (!gradient.defined()) continue;
     const bool in_bucket = slot.view.defined() && gradient.is_alias_of(slot.view);
     slot.sums = in_bucket ? gradient.clone() : gradient;
     gradient = at::Tensor();
   }
+}
+
+// An optimizer has dropped all gradients: passes whose gradients wait for further ones were given
+// up.
+void GradientReducer::forget_dropped() {
+  if (std::ranges::any_of(slots_, [](const Slot& slot) { return slot.parameter.grad().defined(); }))
+    return;
+  for (Slot& slot : slots_) {
+    slot.sums = at::Tensor();
+    slot.used = false;
+  }
+  sums_are_aside_ = unexchanged_ = false;
+  forget_passes();
 }
 
 void GradientReducer::on_gradient(std::size_t index, const at::Tensor& arrived) {

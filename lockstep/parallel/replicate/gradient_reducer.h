@@ -107,6 +107,7 @@ class GradientReducer final : public data_parallel::GradientExchange {
   void check_parameters() override;
   void check_zeroed() const override;
   void set_sums_aside() override;
+  void forget_dropped() override;
   void follow_moved();
   static Glimpse glimpse(const at::Tensor& parameter);
   static void take_out_of_bucket(Slot& slot) noexcept;
@@ -135,7 +136,8 @@ class GradientReducer final : public data_parallel::GradientExchange {
   bool moved_ = false;   // whether parameters got other memory since the last exchange
   at::Tensor moved_on_;  // on how many ranks they did, once telling_moved_ is complete
   comm::Work telling_moved_;
-  bool unexchanged_ = false;  // whether there are gradients of passes that others had to follow
+  bool sums_are_aside_ = false;  // those of the step's earlier passes, in Slot::sums
+  bool unexchanged_ = false;     // whether there are gradients of passes that others had to follow
   std::vector<Placed> frozen_;
   std::vector<NamedTensor> buffers_;
   std::vector<Slot> slots_;

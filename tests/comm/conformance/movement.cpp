@@ -109,13 +109,13 @@ void check_broadcast_of_shared_weights(Suite& suite) {
   suite.expect_same(tensor, wanted, "one tensor twice");
 }
 
-// No rank may leave a barrier before the last one has entered it. All ranks of a test share a
-// clock.
+// No rank may leave a barrier before the last one has entered it. All ranks of a test share the
+// host's clock.
 void check_barrier(Suite& suite) {
   for (int late = 0; late < suite.size(); ++late) {
     if (suite.rank() == late) std::this_thread::sleep_for(milliseconds(20));
     const auto now = [] {
-      return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
+      return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
     };
     const std::int64_t came = now();
     suite.group().barrier().wait();

@@ -14,12 +14,14 @@ const char* const kStrategies[] = {"SHARD_OPTIMIZER", "SHARD_GRAD_OP", "FULL_SHA
 TEST(Sharding, HasTheWeightsOfARunWithoutItToTheBit) {
   Training training;
   training.set("/model/dropout", 0.1).set("/gradient_accumulation_steps", 2);
+  // The default of shards, but not of the others.
+  training.set("/exchange_gradients", "each_pass");
   training.train(2, "whole");
   for (const char* strategy : kStrategies) {
     training.set("/sharding_strategy", strategy);
     training.train(2, strategy);
     EXPECT_EQ(training.losses(strategy), training.losses("whole")) << strategy;
-    EXPECT_EQ(training.weights(strategy), training.weights("whole")) << strategy;
+    EXPECT_TRUE(training.weights(strategy) == training.weights("whole")) << strategy;
   }
 }
 
@@ -30,7 +32,7 @@ TEST(Sharding, WithBlocksThatBackwardComputesAgain) {
   training.set("/sharding_strategy", "FULL_SHARD").set("/activation_checkpointing/ratio", 1);
   training.train(2, "recomputed");
   EXPECT_EQ(training.losses("recomputed"), training.losses("whole"));
-  EXPECT_EQ(training.weights("recomputed"), training.weights("whole"));
+  EXPECT_TRUE(training.weights("recomputed") == training.weights("whole"));
 }
 
 TEST(Sharding, OfACopyForEveryTwoRanks) {
@@ -38,7 +40,7 @@ TEST(Sharding, OfACopyForEveryTwoRanks) {
   training.train(4, "whole");
   training.set("/sharding_strategy", "HYBRID_SHARD").set("/fsdp/ranks_per_copy", 2);
   training.train(4, "hybrid");
-  EXPECT_EQ(training.weights("hybrid"), training.weights("whole"));
+  EXPECT_TRUE(training.weights("hybrid") == training.weights("whole"));
 }
 
 // One of 76 sequences is left for the last step of an epoch, so two ranks have none.
@@ -52,7 +54,7 @@ TEST(Sharding, RanksWithoutSamplesTakePart) {
   training.set("/sharding_strategy", "FULL_SHARD");
   training.train(3, "sharded");
   EXPECT_EQ(training.losses("sharded"), training.losses("whole"));
-  EXPECT_EQ(training.weights("sharded"), training.weights("whole"));
+  EXPECT_TRUE(training.weights("sharded") == training.weights("whole"));
 }
 
 TEST(Sharding, ARunGoesOnInAnotherLayout) {
@@ -66,7 +68,7 @@ TEST(Sharding, ARunGoesOnInAnotherLayout) {
   training.set("/max_steps", 12).set("/zero_optimization/stage", 2);
   training.train(2);
   EXPECT_EQ(training.losses(), training.losses("whole"));
-  EXPECT_EQ(training.weights(), training.weights("whole"));
+  EXPECT_TRUE(training.weights() == training.weights("whole"));
 }
 
 TEST(Sharding, IntoGroupsThatRanksDoNotDivideIntoIsRefusedBeforeAnyStarts) {
