@@ -47,7 +47,10 @@ struct Given {
 TEST(AveragedWeights, OfSixteenBitsMoveByLittle) {
   DistributedManager dist = setup_distributed();
   const auto model = std::make_shared<torch::nn::LinearImpl>(3, 2);
-  torch::nn::init::constant_(model->weight, 1);
+  {
+    const torch::NoGradGuard no_grad;
+    model->weight.fill_(1);
+  }
   model->to(at::kBFloat16);
   dist.wrap_model(model);
   train::AveragedWeights average(dist, model, /*decay=*/0.999);

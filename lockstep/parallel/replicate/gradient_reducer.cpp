@@ -107,11 +107,12 @@ void GradientReducer::check_parameters() {
     if (slot.has_moved())
       moved = true;
     else if (unexchanged_ && slot.used && slot.before != glimpse(slot.parameter))
-      throw UsageError("'{}' was changed after backward passes under no_sync() or accumulate(), "
-                       "whose gradients are not those of a whole step: an optimizer has stepped on "
-                       "them. The last backward pass before a step must be under neither; start "
-                       "the ranks anew from a checkpoint",
-                       slot.name);
+      throw UsageError(
+          "'{}' was changed after backward passes under no_sync() or accumulate(): an "
+          "optimizer has stepped on this rank's gradients alone, or on those of a part "
+          "of the step. The last backward pass before a step must be under neither; "
+          "start the ranks anew from a checkpoint",
+          slot.name);
   }
   if (moved) follow_moved();
   // A parameter that had another type for a while has lost its hook, even if its memory is the

@@ -98,7 +98,7 @@ int main() {
   expect(train("--set model.library=" + (kFolder / "other.so").string() + " " + kElsewhere), 2,
          "built with Lockstep 9.");
   expect(train("--set data.train=x.txt"), 2, "the library of model.library has its own data set");
-  expect(train("--set parallel.pipeline=2"), 2, "lockstep train spreads a model over the axes");
+  expect(train("--set parallel.pipeline=2"), 2, "spreads a library's model over the axes");
   expect(train("--describe"), 2, "looks into built-in models alone");
   expect(train("--nproc-per-node 2 --set parallel.tensor=3"), 2,
          "do not divide into groups of so many");
