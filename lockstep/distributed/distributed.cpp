@@ -253,8 +253,8 @@ void DistributedManager::State::check_not_empty(const torch::nn::Module& module)
                      module.name(), num_empty, world->size());
 }
 
-// What the plan says of the layers that this rank's stage has; all of it where no stage has one,
-// so that all ranks are told. Every rank calls it.
+// The entries of the plan that match layers of this rank's stage, and those that match none of any
+// stage, which all ranks then refuse. Every rank calls it.
 tensor::Plan DistributedManager::State::plan_of_stage(const torch::nn::Module& module) {
   const tensor::Plan& plan = config.tensor_plan;
   if (config.model_parallel.pipeline == 1) return plan;
@@ -446,7 +446,7 @@ void DistributedManager::build(const std::function<std::shared_ptr<torch::nn::Mo
     };
     origin.device = device();
   } else {
-    // Of a parameter that is cut only this rank's part has values.
+    // Only this rank's part of a parameter that is cut has values.
     for (const at::Tensor& parameter : module->parameters())
       construction.keep(std::vector{tensor::local_part(parameter)});
     module->to(device());

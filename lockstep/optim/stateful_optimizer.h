@@ -10,7 +10,7 @@
 
 namespace lockstep::optim {
 
-// What a step on a weight of 16 bits needs besides.
+// The rounding of a step on a weight of 16 bits.
 struct NarrowStep {
   Rounding rounding = Rounding::stochastic;
   RandomBits random;           // of the weight; those of state i have key + 1 + i

@@ -20,7 +20,8 @@ constexpr std::uint32_t kExponent = 0x7f800000u;
   to = to_float16(value);
 }
 
-// What is added below the result's last bit carries into it as often as the rest is large.
+// Random bits are added below the result's last bit: the larger the rest there, the more often they
+// carry into it.
 [[gnu::always_inline]] inline void round_at_random(float value, std::uint32_t random,
                                                    BFloat16& to) {
   const auto bits = std::bit_cast<std::uint32_t>(value);

@@ -14,7 +14,7 @@ enum class Rounding : std::uint8_t {
   stochastic,  // up or down at random, so that the expected value is the float
 };
 
-// What the random bits of a tensor's elements follow from, and nothing else does.
+// The random bits of a tensor's elements follow from these numbers alone.
 struct RandomBits {
   std::uint64_t key = 0;  // the run and the tensor
   std::uint64_t step = 0;

@@ -80,7 +80,7 @@ class Pipe {
   std::vector<at::Tensor> run_stage(int stage, int micro_batch,
                                     const std::vector<at::Tensor>& inputs);
   at::Tensor micro_batch_of(const at::Tensor& batch, int micro_batch) const;
-  // What a call is given; without a loss, the target is not looked at.
+  // The arguments of a call. Without a loss the target is not used.
   struct Batch {
     at::Tensor input, target;
     Loss loss;

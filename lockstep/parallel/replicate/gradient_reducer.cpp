@@ -188,7 +188,7 @@ void GradientReducer::check_zeroed() const {
 
 // A bucket's memory is used again in the pass that begins.
 void GradientReducer::set_sums_aside() {
-  // What has come since under no_sync() is this rank's alone, and is summed with the next exchange.
+  // Gradients that came since, under no_sync(), are this rank's alone: the next exchange sums them.
   if (std::exchange(sums_are_aside_, true)) return;
   const c10::NoGradGuard no_grad;
   for (Slot& slot : slots_) {
