@@ -60,8 +60,8 @@ void guard_saving(torch::nn::Module& model, int num_ranks) {
           how));
 }
 
-// Tensors of other ranks' stages have no memory here. An operator that uses one is refused, with the
-// reason.
+// Tensors of other ranks' stages have no memory here. An operator that uses one is refused, with
+// the reason.
 void refuse_others(const Modules& others, const StageTensors& stages,
                    const std::vector<int>& rank_of_stage, int rank) {
   std::set<const c10::TensorImpl*> mine;
