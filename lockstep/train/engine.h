@@ -78,7 +78,7 @@ enum class Outputs : std::uint8_t { none, on_last_stage, on_all_ranks };
 struct EngineEvaluation {
   double loss = 0;   // mean over `count`; NaN where nothing counts
   double count = 0;  // of all ranks
-  // Of this rank's batch, in 32 bits; undefined on ranks that do not get it.
+  // The model's output for this rank's batch, in 32 bits; undefined on ranks that do not get it.
   at::Tensor output;
 };
 

@@ -9,8 +9,8 @@
 
 namespace lockstep {
 
-// What `model.options` of a config says. A model asks for each option that it has, with a default;
-// an option of the config that nobody has asked for is a mistake.
+// The values of `model.options` in a config. A model asks for each option that it has, with a
+// default; an option of the config that nobody has asked for is a mistake.
 //
 // A value. Failure: UsageError for an option of another type.
 class ModelOptions {

@@ -1,5 +1,5 @@
 // Operators that put the elements along a dim together: sums, softmax, and losses over classes.
-// Where the dim is cut, the ranks exchange numbers for each row instead of the row.
+// Ranks exchange a few numbers for each row instead of the row if the dim is cut.
 #include <algorithm>
 #include <numeric>
 #include <string>

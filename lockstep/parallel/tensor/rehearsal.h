@@ -47,7 +47,7 @@ class RehearsalGroup final : public comm::Communicator {
   Calls calls_;
 };
 
-// What a step did with the layers of a plan.
+// The gathers and calls that a step made with the layers of a plan.
 struct Rehearsed {
   std::vector<Gathered> gathers;
   RehearsalGroup::Calls calls;

@@ -18,9 +18,9 @@
 
 namespace lockstep::tensor {
 
-// Where a tensor is cut. The whole's dim is `blocks` equal blocks, one after the other, and each of
-// them is cut over the ranks: 3 for a weight that gives queries, keys and values, or the size of
-// the batch where samples and heads share a dim. A part is this rank's parts of all blocks.
+// A dim of a tensor that is cut. The whole's dim is `blocks` equal blocks, one after the other, and
+// each of them is cut over the ranks: 3 for a weight that gives queries, keys and values, or the
+// size of the batch where samples and heads share a dim. A part is this rank's parts of all blocks.
 struct CutDim {
   std::int64_t dim = 0;
   std::int64_t blocks = 1;

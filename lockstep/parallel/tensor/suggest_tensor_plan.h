@@ -20,10 +20,10 @@ namespace lockstep::tensor {
 // run, too.
 using TracedStep = std::function<at::Tensor()>;
 
-// What a step does on each rank, in forward and backward together, and the memory of the weights.
+// The traffic of a step on each rank, forward and backward together, and the memory of the weights.
 struct PlanCost {
   int num_ranks = 1;
-  // What operators put together because they need all of a tensor: empty if the plan suits the
+  // Tensors that operators put together because they need all of them: empty if the plan suits the
   // model. For each, autograd takes parts again in backward, which moves nothing.
   std::vector<Gathered> gathers;
   std::int64_t sums = 0;  // calls

@@ -213,7 +213,7 @@ std::size_t shown_bytes(std::string_view text) {
   return is_none || is_control ? 0 : length;
 }
 
-// What becomes of objects within.
+// Objects are converted whole, or shortened to "{...}" in messages.
 enum class Objects { whole, shortened };
 
 json to_library(const JsonNode& node, Objects objects) {
