@@ -60,6 +60,10 @@ class StepClock {
     all_cpu_.push_back(cpu_milliseconds() - cpu_);
   }
 
+  // Milliseconds of every step.
+  const std::vector<double>& wall() const { return wall_; }
+  const std::vector<double>& cpu() const { return all_cpu_; }
+
   // Prints one line of JSON for compare.py, without the steps of the warm-up.
   void report(const std::string& who, int rank, int ranks, const StepCount& count,
               double loss) const {
