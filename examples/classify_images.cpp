@@ -7,8 +7,8 @@
 // checkpoints, metrics and a picture of the loss; started again, it goes on where it was.
 //
 // The number of ranks does not change the answer: --batch is divided among the ranks, the batch
-// norms see the samples of all of them, and the order of samples does not depend on how many ranks
-// there are. 1, 2 or 4 ranks give the same losses but for rounding.
+// norms see the samples of all of them, and neither the order of samples nor their augmentation
+// depends on how many ranks there are. 1, 2 or 4 ranks give the same losses but for rounding.
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -76,6 +76,16 @@ class Digits : public torch::data::datasets::Dataset<Digits> {
   std::size_t size_;
   std::uint32_t seed_;
 };
+
+// A change of the training images, another one in each epoch: moved by up to a pixel, with more or
+// less contrast. The numbers are drawn for the image, whichever rank and thread loads it.
+torch::Tensor moved_and_faded(const torch::Tensor& image, const torch::Generator& random) {
+  const auto corner = torch::randint(3, {2}, random, torch::kLong);
+  const auto contrast = 0.8 + 0.4 * torch::rand({1}, random);
+  const auto framed = nn::functional::pad(image, nn::functional::PadFuncOptions({1, 1, 1, 1}));
+  return contrast * framed.narrow(1, corner[0].item<std::int64_t>(), kSide)
+                        .narrow(2, corner[1].item<std::int64_t>(), kSide);
+}
 
 // ---- the model ---------------------------------------------------------------------------------
 
@@ -178,8 +188,9 @@ void train(const Flags& flags) {
   trainer.add_metric("accuracy", [](const torch::Tensor& scores, const torch::Tensor& digits) {
     return scores.argmax(1).eq(digits).sum();
   });
-  const auto result =
-      trainer.fit(Digits(kTrainingImages, /*seed=*/1), Digits(kValidationImages, /*seed=*/2));
+  const auto training_images =
+      lockstep::data::augmented(Digits(kTrainingImages, /*seed=*/1), moved_and_faded);
+  const auto result = trainer.fit(training_images, Digits(kValidationImages, /*seed=*/2));
 
   // Every rank has the result; the main rank prints it.
   if (!dist.is_main()) return;

@@ -18,6 +18,7 @@
 #include <lockstep/store/server.h>
 
 // Training: the loop, its data, optimizers and schedules.
+#include <lockstep/data/augmented_dataset.h>
 #include <lockstep/data/data_loader.h>
 #include <lockstep/data/tokens/token_format.h>
 #include <lockstep/data/torch_dataset.h>

@@ -183,7 +183,8 @@ Batch DataLoader::load_samples(const BatchShare& share) const {
   // Datasets need not make empty batches: an empty batch is a sample, cut to length 0.
   static constexpr std::int64_t any_sample[] = {0};
   const bool nothing = share.indices.empty();
-  Batch batch = dataset_->batch(nothing ? std::span(any_sample) : std::span(share.indices));
+  Batch batch = dataset_->batch_of_epoch(nothing ? std::span(any_sample) : std::span(share.indices),
+                                         sampler_.epoch());
   const auto asked = static_cast<std::int64_t>(nothing ? 1 : share.indices.size());
   for (at::Tensor* const tensor : {&batch.input, &batch.target}) {
     if (tensor == &batch.target && !tensor->defined()) continue;

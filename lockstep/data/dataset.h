@@ -1,4 +1,5 @@
-// Datasets: samples by number. torch_dataset.h wraps datasets of torch::data.
+// Datasets: samples by number. torch_dataset.h wraps datasets of torch::data, augmented_dataset.h
+// changes samples at random.
 #pragma once
 
 #include <cstdint>
@@ -33,9 +34,15 @@ class Dataset {
   // Returns the samples with these numbers, one or more, each in [0, size()), in this order, on the
   // CPU: input and target. Called from several threads at a time, without autograd; a loader with
   // num_workers = 0 calls it only in the thread that asks for the batch. Only then do random
-  // numbers from LibTorch's generator come in a fixed order; otherwise compute them from (index,
-  // epoch).
+  // numbers from LibTorch's generator come in a fixed order: a dataset that changes its samples at
+  // random, such as augmented_dataset.h's, computes them from (index, epoch).
   virtual Batch batch(std::span<const std::int64_t> indices) const = 0;
+
+  // The same, as a loader asks for them in an epoch.
+  virtual Batch batch_of_epoch(std::span<const std::int64_t> indices,
+                               std::int64_t /*epoch*/) const {
+    return batch(indices);
+  }
 };
 
 // A SequenceSet's sequences as samples: input and target are [samples, length] of int64, and the

@@ -65,8 +65,8 @@ struct TrainerOptions {
   bool drop_last = false;
   bool shuffle = true;
   // Threads that load ahead; with 0, a batch is loaded when it is needed. If a dataset draws random
-  // numbers from LibTorch's generator (an augmentation in get()), only 0 makes a run repeatable and
-  // a resumed run the same: with threads, chance decides which thread draws first.
+  // numbers from LibTorch's generator in get(), only 0 makes a run repeatable and a resumed run the
+  // same: with threads, chance decides which thread draws first. data::augmented() does not.
   int num_workers = 1;
   int prefetch = 2;
 
