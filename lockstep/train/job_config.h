@@ -1,7 +1,8 @@
 // What a config means to the ranks of a job, once they run: how they share a model, what they
-// compute in, and how they take steps.
+// compute in and with how many threads, and how they take steps.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -55,5 +56,14 @@ void add_config_lines(const std::string& json, const std::string& prefix,
 
 // Every rank calls it. UsageError on all of them that names the keys whose values differ.
 void check_same_config(const TrainConfig& config, const RankMessages& ranks);
+
+// A rank's share of its cores. For each core that the rank may use, `num_users` has the number of
+// the host's ranks that may use it, this rank included. If a cgroup lets this process use fewer
+// cores (`num_usable`), the ranks of the host divide those. At least 1.
+int share_of_cores(const std::vector<double>& num_users, int num_usable, int num_local_ranks);
+
+// The config's number, or else OMP_NUM_THREADS, or else this rank's share of the cores: all cores
+// that the launcher bound it to, or the host's divided among its ranks. All ranks call it together.
+int num_threads(std::int64_t threads_per_rank, const DistributedManager& dist);
 
 }  // namespace lockstep::train

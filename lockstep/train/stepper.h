@@ -157,6 +157,24 @@ void check_samples(const std::shared_ptr<const data::Dataset>& dataset, const ch
 // are allowed, as batch norms want.
 data::Batch stand_in(const data::Dataset& dataset, std::int64_t micro, c10::Device device);
 
+// Puts a model into eval mode, and each of its parts back into the mode that it had.
+class EvalMode {
+ public:
+  explicit EvalMode(const std::shared_ptr<torch::nn::Module>& model) : modules_(model->modules()) {
+    for (const auto& module : modules_) was_training_.push_back(module->is_training());
+    model->eval();
+  }
+  EvalMode(const EvalMode&) = delete;
+  EvalMode& operator=(const EvalMode&) = delete;
+  ~EvalMode() {
+    for (std::size_t i = 0; i < modules_.size(); ++i) modules_[i]->train(was_training_[i]);
+  }
+
+ private:
+  std::vector<std::shared_ptr<torch::nn::Module>> modules_;
+  std::vector<bool> was_training_;
+};
+
 // Every rank makes one, with the same options, and calls the same functions at the same points. For
 // each step: zero_gradients(), backward passes, settle() for the step before, update().
 //

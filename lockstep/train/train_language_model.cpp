@@ -38,7 +38,6 @@
 #include <lockstep/train/run_folder.h>
 #include <lockstep/train/speaker.h>
 #include <lockstep/train/stop_request.h>
-#include <lockstep/train/threads.h>
 #include <lockstep/train/trainer.h>
 
 namespace lockstep::train {

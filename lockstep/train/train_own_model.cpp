@@ -12,7 +12,6 @@
 #include <lockstep/train/preflight/run_plan.h>
 #include <lockstep/train/speaker.h>
 #include <lockstep/train/stop_request.h>
-#include <lockstep/train/threads.h>
 #include <lockstep/train/trainer.h>
 
 namespace lockstep::train {

@@ -10,7 +10,6 @@
 
 #include <lockstep/base/log.h>
 #include <lockstep/recovery/load_together.h>
-#include <lockstep/train/eval_mode.h>
 #include <lockstep/train/trainer.h>
 
 namespace lockstep::train {

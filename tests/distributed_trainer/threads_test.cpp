@@ -1,7 +1,7 @@
 // The number of threads that a rank computes with.
 #include <gtest/gtest.h>
 
-#include <lockstep/train/threads.h>
+#include <lockstep/train/job_config.h>
 
 namespace lockstep::train {
 namespace {
