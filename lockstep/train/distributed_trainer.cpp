@@ -2,6 +2,7 @@
 
 #include <lockstep/train/config/batch.h>
 #include <lockstep/train/job_config.h>
+#include <lockstep/train/module_pipeline.h>
 #include <lockstep/train/trainer.h>
 
 namespace lockstep::train {
@@ -44,6 +45,33 @@ void TrainerHandle::save_checkpoint(const std::filesystem::path& folder) {
 
 void TrainerHandle::load_checkpoint(const std::filesystem::path& folder) {
   trainer().load_checkpoint(folder);
+}
+
+ParallelSection parallel_of(const DistributedManager& dist) {
+  const auto& [tensor, pipeline, context] = dist.config().model_parallel;
+  ParallelSection parallel;
+  parallel.tensor = tensor;
+  parallel.pipeline = pipeline;
+  parallel.context = context;
+  return parallel;
+}
+
+std::shared_ptr<ModulePipeline> stages_of_trainer(
+    DistributedManager dist, const TrainerOptions& options, const ParallelSection& parallel,
+    const std::function<std::shared_ptr<torch::nn::Module>()>& make,
+    const std::function<std::vector<pipeline::ModelBlock>()>& list_blocks) {
+  check(options);
+  return build_in_stages(dist, make, list_blocks,
+                         {.parallel = parallel,
+                          .num_micro_batches = asked_batch(options, dist.data_size()).accumulation,
+                          .autocast = options.autocast});
+}
+
+void refuse_whole_model(const ParallelSection& parallel) {
+  throw UsageError("the pipeline has {} ranks, and the trainer was given a model that is made "
+                   "already, which every rank would hold whole: give it a function that makes the "
+                   "model, such as [] {{ return MyNet(); }}",
+                   parallel.pipeline);
 }
 
 DistributedConfig distributed_config_of(const EngineConfig& config) {

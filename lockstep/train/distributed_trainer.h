@@ -49,14 +49,17 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <lockstep/base/error.h>
 #include <lockstep/data/torch_dataset.h>
 #include <lockstep/distributed/any_model.h>
 #include <lockstep/distributed/distributed.h>
+#include <lockstep/parallel/pipeline/model_blocks.h>
 #include <lockstep/train/engine_config.h>
 #include <lockstep/train/model_task.h>
 #include <lockstep/train/options.h>
@@ -110,6 +113,17 @@ TrainerOptions with_config(TrainerOptions own, const EngineConfig& config,
                            const DistributedManager& dist);
 DistributedConfig distributed_config_of(const EngineConfig& config);
 
+// The axes of a job that no config describes.
+ParallelSection parallel_of(const DistributedManager& dist);
+
+// The stages of a trainer's model, as build_in_stages().
+std::shared_ptr<ModulePipeline> stages_of_trainer(
+    DistributedManager dist, const TrainerOptions& options, const ParallelSection& parallel,
+    const std::function<std::shared_ptr<torch::nn::Module>()>& make,
+    const std::function<std::vector<pipeline::ModelBlock>()>& list_blocks);
+// UsageError: only a function can make the model stage by stage.
+[[noreturn]] void refuse_whole_model(const ParallelSection& parallel);
+
 }  // namespace train
 
 using train::EpochEnd;
@@ -128,11 +142,13 @@ using train::Weights;
 //
 // Model: anything that DistributedManager::wrap_model takes, or a function that makes it. Its
 // forward(Tensor) may return anything. A module by value is moved: if its constructor keeps `this`,
-// pass [] { return MyNet(); } or a shared_ptr. Loss: called with forward()'s result and the
-// targets. It returns a scalar, which is a mean over the samples of the batch or, if `reduction`
-// says so, a sum; or an nn::LossSum, which may count something other than samples. Either way it
-// becomes the mean over the batch of all ranks. Datasets: a dataset of torch::data that gives an
-// input and a target, or a shared_ptr<const data::Dataset>.
+// pass [] { return MyNet(); } or a shared_ptr. Where the job has a pipeline it is such a function,
+// of a Sequential or of a module with a member pipeline_blocks(), and no rank makes the whole
+// model; the stages of a rank are in model(), whose own forward() throws. Loss: called with
+// forward()'s result and the targets. It returns a scalar, which is a mean over the samples of the
+// batch or, if `reduction` says so, a sum; or an nn::LossSum, which may count something other than
+// samples. Either way it becomes the mean over the batch of all ranks. Datasets: a dataset of
+// torch::data that gives an input and a target, or a shared_ptr<const data::Dataset>.
 //
 // Ownership: shares the model and the job. Threading: one thread. Failure: UsageError before the
 // first step if something cannot work; train::TrainingStopped; the errors of checkpoints and
@@ -147,9 +163,8 @@ class DistributedTrainer {
   requires(!internal::PlainModule<Model>)
       DistributedTrainer(DistributedManager dist, Model model, Loss loss, TrainerOptions options,
                          LossReduction reduction = LossReduction::mean)
-      : DistributedTrainer(std::move(dist), std::move(options),
-                           std::make_shared<Task>(internal::share_model(std::move(model)),
-                                                  std::move(loss), reduction)) {}
+      : DistributedTrainer(dist, std::move(model), std::move(loss), std::move(options), reduction,
+                           train::parallel_of(dist)) {}
   // Takes a module by value and moves it, as DistributedManager::wrap_model() does.
   template <typename Loss>
   requires internal::PlainModule<Model>
@@ -249,9 +264,41 @@ class DistributedTrainer {
   // The model, in its own type; a module that was passed by value is a shared_ptr here.
   const Shared& model() const { return task_->typed_model(); }
 
+ protected:
+  // With the axes of a config.
+  template <typename Loss>
+  DistributedTrainer(DistributedManager dist, Model model, Loss loss, TrainerOptions options,
+                     LossReduction reduction, const train::ParallelSection& parallel)
+      : DistributedTrainer(
+            dist, options,
+            make_task(dist, std::move(model), std::move(loss), options, reduction, parallel)) {}
+
  private:
   DistributedTrainer(DistributedManager dist, TrainerOptions options, std::shared_ptr<Task> task)
       : dist_(dist), task_(task), trainer_(std::move(dist), std::move(task), std::move(options)) {}
+
+  template <typename Loss>
+  static std::shared_ptr<Task> make_task(const DistributedManager& dist, Model model, Loss loss,
+                                         const TrainerOptions& options, LossReduction reduction,
+                                         const train::ParallelSection& parallel) {
+    if (parallel.pipeline == 1)
+      return std::make_shared<Task>(internal::share_model(std::move(model)), std::move(loss),
+                                    reduction);
+    if constexpr (internal::ModelFactory<Model>) {
+      std::optional<Shared> made;
+      auto stages = train::stages_of_trainer(
+          dist, options, parallel,
+          [&] {
+            made.emplace(internal::made_in_place(std::move(model)));
+            return internal::module_of(*made);
+          },
+          [&] { return pipeline::listed_blocks(*made, internal::module_of(*made)); });
+      return std::make_shared<Task>(*std::move(made), std::move(loss), reduction,
+                                    std::move(stages));
+    } else {
+      train::refuse_whole_model(parallel);
+    }
+  }
 
   template <typename Event, typename Callback>
   static std::function<Then(const Event&)> answering(Callback callback) {
@@ -306,7 +353,8 @@ class FSDPTrainer : public DistributedTrainer<Model> {
 
 // A DistributedTrainer that a config describes, as DeepSpeed's or docs/config.md: its strategy,
 // batch, optimizer, schedule, precision, folder and checkpoints replace those of the options, which
-// say what it does not (docs/trainer.md). Every rank makes the whole model first.
+// say what it does not (docs/trainer.md). Without a pipeline every rank makes the whole model
+// first.
 template <typename Model>
 class DeepSpeedTrainer : public DistributedTrainer<Model> {
  public:
@@ -321,8 +369,8 @@ class DeepSpeedTrainer : public DistributedTrainer<Model> {
   DeepSpeedTrainer(DistributedManager dist, Model model, Loss loss, const EngineConfig& config,
                    TrainerOptions options, LossReduction reduction)
       : DistributedTrainer<Model>(dist, std::move(model), std::move(loss),
-                                  train::with_config(std::move(options), config, dist), reduction) {
-  }
+                                  train::with_config(std::move(options), config, dist), reduction,
+                                  config.values().parallel) {}
 };
 
 }  // namespace lockstep

@@ -67,16 +67,21 @@ EngineCore::State::State(const EngineConfig& of,
   check_same_config(config, ranks());
   batch = resolve_batch(config, dist.data_size());
   passes = EnginePasses(batch.accumulation);
-  model =
-      config.parallel.pipeline > 1
-          ? in_stages(make, list_blocks, options)
-          : spread_model(dist, config, make,
+  if (config.parallel.pipeline == 1) {
+    model = spread_model(dist, config, make,
                          options.sync_batchnorm ? BatchNorms::of_all_ranks : BatchNorms::of_a_rank);
-  if (stages != nullptr && config.parallel.tensor > 1)
-    say_together(ranks(), [&] {
-      stages->check_tied(model);
-      return std::string();
-    });
+  } else {
+    if (options.sync_batchnorm)
+      throw UsageError("sync_batchnorm is set, and parallel.pipeline is {}: batch norms take their "
+                       "statistics over the micro-batches of a stage's rank; leave it out, or "
+                       "parallel.pipeline at 1",
+                       config.parallel.pipeline);
+    torch::manual_seed(static_cast<std::uint64_t>(config.seed));
+    stages = build_in_stages(dist, [&] { return model = make(); }, list_blocks,
+                             {.parallel = config.parallel,
+                              .num_micro_batches = batch.accumulation,
+                              .autocast = autocast_of(config, dist.device())});
+  }
   stepper.emplace(dist, model, stepper_options(config, dist.device()));
   report.emplace(dist, config, stepper->scales_loss());
   if (config.wall_clock_breakdown) times.emplace();

@@ -426,27 +426,6 @@ class Engine {
   Model model_;
 };
 
-namespace internal {
-
-// The blocks of a model that says which they are: a Sequential's children, or what its member
-// pipeline_blocks() returns. None of any other.
-template <typename Model>
-std::vector<pipeline::ModelBlock> blocks_of_model(Model& model) {
-  if constexpr (requires {
-                  {
-                    model->pipeline_blocks()
-                    } -> std::convertible_to<std::vector<pipeline::ModelBlock>>;
-                }) {
-    return model->pipeline_blocks();
-  } else {
-    const auto children = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(module_of(model));
-    if (children == nullptr) return {};
-    return pipeline::blocks_of(torch::nn::Sequential(children));
-  }
-}
-
-}  // namespace internal
-
 // Joins the job that this process was launched into, makes the model with `make`, a function, and
 // spreads it over the ranks as the config says. Where parameters are cut, no rank ever holds more
 // than a part of them. Random numbers are seeded before `make` is called.
@@ -473,7 +452,8 @@ template <internal::ModelFactory Make>
 auto initialize(const EngineConfig& config, Make&& make, const InitializeOptions& options = {}) {
   return initialize(
       config, std::forward<Make>(make),
-      [](auto& model) { return internal::blocks_of_model(model); }, options);
+      [](auto& model) { return pipeline::listed_blocks(model, internal::module_of(model)); },
+      options);
 }
 
 }  // namespace lockstep

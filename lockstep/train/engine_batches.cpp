@@ -143,6 +143,34 @@ double EngineCore::evaluate(const std::shared_ptr<const data::Dataset>& dataset,
   return sums[0] / sums[1];
 }
 
+OutputLoss EngineCore::State::staged(const BatchLoss& loss) const {
+  if (!loss.of_output)
+    throw UsageError("parallel.pipeline is {}, and the model's forward() does not return a tensor, "
+                     "which the loss of a pipeline takes",
+                     config.parallel.pipeline);
+  return {.of =
+              [this, &loss](const at::Tensor& output, const MicroBatch& given) {
+                return loss.of_output(widened(output), given.target,
+                                      std::max<std::int64_t>(1, given.samples));
+              },
+          .counts_itself = loss.counts_itself};
+}
+
+void EngineCore::State::run_pipeline(const std::vector<MicroBatch>& batches,
+                                     const BatchLoss& loss) {
+  // About how much the loss counts, for its scale: of tokens, one for each number of the target.
+  std::int64_t expected = 0;
+  for (const MicroBatch& one : batches)
+    expected += loss.counts_itself && one.samples > 0 && one.target.defined() ? one.target.numel()
+                                                                              : one.samples;
+  const OutputLoss of_outputs = staged(loss);
+  begin_pass();
+  stepper->backward_passes(
+      expected, [&](const auto& scale) { return stages->run(batches, of_outputs, scale); });
+  end_of(&StepTimes::backward);
+  update();
+}
+
 double EngineCore::train_batch(const std::shared_ptr<const data::Dataset>& dataset,
                                const BatchLoss& loss) {
   State& state = *state_;
@@ -221,7 +249,7 @@ double EngineCore::evaluate(const std::shared_ptr<const data::Dataset>& dataset,
       if (samples == 0) *given = stand_in(*dataset, state.batch.micro, state.dist.device());
       batches.push_back({.input = given->input, .target = given->target, .samples = samples});
     }
-    const PipelinedLoss made = state.stages->evaluate(batches, of_outputs);
+    const PassesLoss made = state.stages->evaluate(batches, of_outputs);
     sums[0] += made.sum;
     sums[1] += static_cast<double>(made.count);
   }
@@ -242,7 +270,7 @@ EngineEvaluation EngineCore::eval_batch(const EngineBatch& batch, const BatchLos
     const nn::LossSum one = loss.of_batch(batch, made.output);
     sums = {one.sum.item<double>(), static_cast<double>(one.count)};
   } else {
-    const PipelinedLoss one = state.stages->evaluate(
+    const PassesLoss one = state.stages->evaluate(
         {{.input = batch.data, .target = batch.target, .samples = batch.data.size(0)}},
         state.staged(loss), outputs == Outputs::none ? nullptr : &made.output);
     sums = {one.sum, static_cast<double>(one.count)};

@@ -1,6 +1,6 @@
 // The inside of an engine, for its chapters: engine.cpp makes it and takes steps,
-// engine_batches.cpp has loaders, whole steps and evaluations, engine_pipeline.cpp the stages of a
-// pipeline, and engine_checkpoints.cpp what is on disk.
+// engine_batches.cpp has loaders, whole steps and evaluations, and engine_checkpoints.cpp what is
+// on disk.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,11 +21,10 @@
 #include <lockstep/comm/communicator.h>
 #include <lockstep/data/data_loader.h>
 #include <lockstep/distributed/rank_messages.h>
-#include <lockstep/parallel/pipeline/pipeline.h>
-#include <lockstep/parallel/pipeline/split_model.h>
 #include <lockstep/train/config/batch.h>
 #include <lockstep/train/engine.h>
 #include <lockstep/train/job_config.h>
+#include <lockstep/train/module_pipeline.h>
 #include <lockstep/train/named_checkpoints.h>
 #include <lockstep/train/reporter.h>
 #include <lockstep/train/run_folder.h>
@@ -105,97 +103,6 @@ class EnginePasses {
   std::int64_t samples_of_step_ = 0;
 
   static constexpr std::int64_t kOwn = -1;  // of the program's own
-};
-
-// One batch on its way through a pipeline.
-struct MicroBatch {
-  at::Tensor input;   // [samples, …]
-  at::Tensor target;  // likewise; may be undefined
-  // Those that count: all of them, or 0 where the batch is only there so that this rank runs the
-  // model.
-  std::int64_t samples = 0;
-};
-
-// A loss of what the last block makes, which is one tensor.
-struct OutputLoss {
-  // The sum over the micro-batch, and over how many samples or tokens it is.
-  std::function<nn::LossSum(const at::Tensor& output, const MicroBatch& batch)> of;
-  // Whether the count is something else than the samples, which only the last stage knows then.
-  bool counts_itself = false;
-};
-
-// Sums over the micro-batches of this rank's place in the data, on every rank of the pipeline.
-struct PipelinedLoss {
-  double sum = 0;
-  std::int64_t count = 0;
-};
-
-// Every rank makes one, with the same arguments, and calls the same functions with the same batches
-// as the other ranks of its pipeline; only the first stage's rank looks at inputs, and the last
-// stage's at targets, but all need the inputs' shapes.
-//
-// A pipeline is made for each number of micro-batches, once it is needed: the last step of an epoch
-// may have fewer.
-//
-// Ownership: shares the model. Threading: one thread. Failure: UsageError as split_model(), on all
-// ranks of the job and before anything is freed; the passes' as pipeline::Pipeline.
-class ModulePipeline {
- public:
-  struct Options {
-    ParallelSection parallel;
-    std::int64_t num_micro_batches = 1;  // of a whole step
-    // The type that operators compute in; nothing for that of the weights.
-    std::optional<c10::ScalarType> autocast = {};
-  };
-
-  // Leaves this rank's stages in the model, under their names: between the model's construction and
-  // its distribution over the ranks of the data. `blocks` are in the order of the model's forward.
-  ModulePipeline(DistributedManager dist, std::shared_ptr<torch::nn::Module> model,
-                 std::vector<pipeline::ModelBlock> blocks, Options options);
-  ModulePipeline(const ModulePipeline&) = delete;
-  ModulePipeline& operator=(const ModulePipeline&) = delete;
-
-  // Once the model is distributed. UsageError, on the ranks that have it, where a tensor axis has
-  // cut a weight that stages share.
-  void check_tied(const std::shared_ptr<torch::nn::Module>& model);
-
-  // UsageError where a step of so many micro-batches cannot be scheduled.
-  void check_size(std::int64_t num_micro_batches) const;
-
-  // Forward and backward of all of a step's micro-batches; adds to the gradients.
-  PipelinedLoss run(const std::vector<MicroBatch>& batches, const OutputLoss& loss,
-                    const PipelinePasses::GradientScale& scale);
-  // Forward alone. With `output`, the rank of the last stage gets what it made of the samples that
-  // count, one micro-batch after the other.
-  PipelinedLoss evaluate(const std::vector<MicroBatch>& batches, const OutputLoss& loss,
-                         at::Tensor* output = nullptr);
-  // Gives a tensor of the rank of the last stage to all ranks of the pipeline; all of them call it.
-  at::Tensor from_last_stage(at::Tensor output) const;
-
- private:
-  template <typename Pass>
-  PipelinedLoss with_batches(const std::vector<MicroBatch>& batches, const OutputLoss& loss,
-                             const Pass& pass);
-  bool can_schedule(std::size_t num_micro_batches) const;
-  pipeline::Pipeline& pipeline_for(std::size_t num_micro_batches);
-  at::Tensor loss_of(std::size_t micro_batch, const std::vector<at::Tensor>& made);
-  std::int64_t count_of(const std::vector<MicroBatch>& batches, const OutputLoss& loss) const;
-
-  DistributedManager dist_;
-  std::shared_ptr<comm::Communicator> group_;
-  Options options_;
-  std::vector<int> rank_of_stage_;
-  pipeline::ModelStages stages_;
-  std::map<std::size_t, std::unique_ptr<pipeline::Pipeline>> pipelines_;  // by micro-batches
-
-  // Of the pass under way.
-  std::span<const MicroBatch> batches_;
-  std::size_t begin_ = 0;  // the place of the first of them among all that were given
-  const OutputLoss* loss_ = nullptr;
-  PipelinePasses::GradientScale scale_;
-  std::int64_t count_ = 0;
-  bool keeps_outputs_ = false;
-  std::map<std::size_t, at::Tensor> outputs_;  // of micro-batches that count
 };
 
 // What an engine leaves in the folder of its run: the config, metrics of each step, and checkpoints
@@ -301,13 +208,8 @@ struct EngineCore::State {
     EvalMode mode_;
   };
 
-  // These are defined in engine_pipeline.cpp.
+  // These are defined in engine_batches.cpp.
 
-  // Makes the model and `stages`.
-  std::shared_ptr<torch::nn::Module> in_stages(
-      const std::function<std::shared_ptr<torch::nn::Module>()>& make,
-      const std::function<std::vector<pipeline::ModelBlock>()>& list_blocks,
-      const InitializeOptions& options);
   // The loss of a pipeline's last stage.
   OutputLoss staged(const BatchLoss& loss) const;
   // Runs the passes of a step, which `passes` knows of already.

@@ -18,7 +18,7 @@ nn::LossSum LanguageModelTask::loss(const data::Batch& batch) {
 Evaluation LanguageModelTask::evaluate(const data::Batch& batch) {
   if (pipeline_ == nullptr) return {.loss = loss(batch), .metric_sums = {}};
   return {.loss = {.sum = at::scalar_tensor(pipeline_->evaluate(batch), at::kDouble),
-                   .count = pipeline_->count(batch)},
+                   .count = pipeline_->expected_count(batch)},
           .metric_sums = {}};
 }
 
@@ -118,18 +118,22 @@ std::unique_ptr<pipeline::Pipeline> LanguageModelPipeline::make(
                                               std::move(options));
 }
 
-double LanguageModelPipeline::run(std::int64_t step, const std::vector<data::Batch>& batches,
-                                  const GradientScale& scale) {
+PassesLoss LanguageModelPipeline::run(std::int64_t step, const std::vector<data::Batch>& batches,
+                                      const GradientScale& scale) {
   const auto num_micro_batches = static_cast<std::size_t>(training_->schedule().num_micro_batches);
   LOCKSTEP_CHECK(batches.size() <= num_micro_batches, "{} batches", batches.size());
   std::vector<data::Batch> full;
-  for (const data::Batch& batch : batches) full.push_back(filled_up(batch));
+  PassesLoss loss;
+  for (const data::Batch& batch : batches) {
+    full.push_back(filled_up(batch));
+    loss.count += expected_count(batch);
+  }
   while (full.size() < num_micro_batches) full.push_back(filled_up({}));
   batches_ = &full;
   scale_ = scale;
   step_ = step;
   const bool timed = step + 1 == options_.timeline_step;
-  const double loss =
+  loss.sum =
       training_->run_step(timed ? pipeline::TimesOf::work_done : pipeline::TimesOf::work_asked_for);
   if (timed) {
     const pipeline::Timeline timeline = training_->timeline();
@@ -161,7 +165,7 @@ data::Batch LanguageModelPipeline::filled_up(const data::Batch& batch) const {
   return full;
 }
 
-std::int64_t LanguageModelPipeline::count(const data::Batch& batch) const {
+std::int64_t LanguageModelPipeline::expected_count(const data::Batch& batch) const {
   if (batch.size() == 0) return 0;
   return model_->axes()
       .attended_part(batch.target_on_host.defined() ? batch.target_on_host : batch.target)

@@ -43,10 +43,11 @@ class LanguageModelPipeline : public PipelinePasses {
 
   // Takes at most as many batches as the pipeline has micro-batches, each of at most `micro_batch`
   // samples.
-  double run(std::int64_t step, const std::vector<data::Batch>& batches,
-             const GradientScale& scale = {}) override;
+  PassesLoss run(std::int64_t step, const std::vector<data::Batch>& batches,
+                 const GradientScale& scale = {}) override;
   // The number of a batch's targets that count on this rank of the data.
-  std::int64_t count(const data::Batch& batch) const override;
+  std::int64_t expected_count(const data::Batch& batch) const override;
+  bool takes_empty_batches() const override { return true; }
 
   // Runs the forward pass of one batch of at most `micro_batch` samples.
   double evaluate(const data::Batch& batch);

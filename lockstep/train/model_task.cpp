@@ -7,6 +7,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/observe/csv_file.h>
+#include <lockstep/train/module_pipeline.h>
 
 namespace lockstep::train {
 
@@ -63,6 +64,61 @@ at::Tensor widened(const at::Tensor& output, const at::Tensor& target) {
            (tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16);
   };
   return is_narrow(output) && !is_narrow(target) ? output.to(at::kFloat) : output;
+}
+
+StagedPasses::StagedPasses(std::shared_ptr<ModulePipeline> stages, LossOf loss, bool counts_itself)
+    : stages_(std::move(stages)), loss_(std::move(loss)), counts_itself_(counts_itself) {}
+
+namespace {
+
+// A loss of pipelines: of a micro-batch.
+OutputLoss loss_of_outputs(const StagedPasses::LossOf& loss, bool counts_itself) {
+  return {.of =
+              [&loss](const at::Tensor& output, const MicroBatch& given) {
+                return loss(output, {.input = given.input, .target = given.target});
+              },
+          .counts_itself = counts_itself};
+}
+
+}  // namespace
+
+PassesLoss StagedPasses::run(std::int64_t /*step*/, const std::vector<data::Batch>& batches,
+                             const GradientScale& scale) {
+  std::vector<MicroBatch> given;
+  for (const data::Batch& batch : batches)
+    given.push_back({.input = batch.input,
+                     .target = batch.target,
+                     .samples = static_cast<std::int64_t>(batch.rows.size())});
+  return stages_->run(given, loss_of_outputs(loss_, counts_itself_), scale);
+}
+
+// Of tokens, one for each number of the target.
+std::int64_t StagedPasses::expected_count(const data::Batch& batch) const {
+  const auto samples = static_cast<std::int64_t>(batch.rows.size());
+  return counts_itself_ && samples > 0 && batch.target.defined() ? batch.target.numel() : samples;
+}
+
+nn::LossSum StagedPasses::evaluate(const data::Batch& batch, at::Tensor* output) {
+  const PassesLoss made =
+      stages_->evaluate({{.input = batch.input, .target = batch.target, .samples = batch.size()}},
+                        loss_of_outputs(loss_, counts_itself_), output);
+  if (output != nullptr) *output = stages_->from_last_stage(std::move(*output));
+  return {.sum = at::scalar_tensor(made.sum, at::kDouble), .count = made.count};
+}
+
+at::Tensor StagedPasses::output(const data::Batch& batch) {
+  const OutputLoss none{.of = [](const at::Tensor& output, const MicroBatch&) -> nn::LossSum {
+    return {.sum = at::zeros({}, output.options().dtype(at::kFloat)), .count = 0};
+  }};
+  at::Tensor output;
+  stages_->evaluate({{.input = batch.input, .target = batch.target, .samples = batch.size()}}, none,
+                    &output);
+  return stages_->from_last_stage(std::move(output));
+}
+
+void refuse_stages() {
+  throw UsageError("the model is cut into the stages of a pipeline, and its forward() does not "
+                   "return a tensor, which the loss of a pipeline takes");
 }
 
 }  // namespace lockstep::train

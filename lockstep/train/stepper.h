@@ -30,6 +30,7 @@
 #include <lockstep/optim/schedules/schedule.h>
 #include <lockstep/train/averaged_weights.h>
 #include <lockstep/train/config/config.h>
+#include <lockstep/train/task.h>
 
 namespace lockstep::train {
 
@@ -208,11 +209,6 @@ class Stepper {
   // All passes of a step at once, as a pipeline runs them. `run` gets what makes the tensor on
   // which backward is called; it is empty where there is no loss scale. It returns the sum of the
   // losses and what they count, which is about `expected`.
-  using GradientScale = std::function<at::Tensor(const at::Tensor& loss_sum)>;
-  struct PassesLoss {
-    double sum = 0;
-    std::int64_t count = 0;
-  };
   void backward_passes(std::int64_t expected,
                        const std::function<PassesLoss(const GradientScale&)>& run);
 

@@ -24,24 +24,34 @@ struct Evaluation {
   std::vector<double> metric_sums;  // in the order of Task::metric_names()
 };
 
+// Makes the tensor on which backward is called from a batch's summed loss; the tensor has the value
+// of that loss. Empty if gradients have no loss scale.
+using GradientScale = std::function<at::Tensor(const at::Tensor& loss_sum)>;
+
+// The loss of passes that are run at once: sums over the batches of this rank's share of the data,
+// the same on every rank of a pipeline.
+struct PassesLoss {
+  double sum = 0;
+  std::int64_t count = 0;
+};
+
 // The passes of a model whose stages are on several ranks. Ownership, threading and failure are
 // those of Task.
 class PipelinePasses {
  public:
   virtual ~PipelinePasses() = default;
 
-  // Makes the tensor on which backward is called from a batch's summed loss; the tensor has the
-  // value of that loss.
-  using GradientScale = std::function<at::Tensor(const at::Tensor& loss_sum)>;
-
   // Runs forward and backward of all of a step's batches at once and adds to the gradients. The
-  // last step of an epoch may have fewer batches, with fewer samples or none in each. Returns the
-  // batches' summed loss on every rank. `scale` is empty if gradients have no loss scale.
-  virtual double run(std::int64_t step, const std::vector<data::Batch>& batches,
-                     const GradientScale& scale) = 0;
+  // last step of an epoch may have fewer batches, with fewer samples in each.
+  virtual PassesLoss run(std::int64_t step, const std::vector<data::Batch>& batches,
+                         const GradientScale& scale) = 0;
 
-  // The LossSum::count that a batch would have.
-  virtual std::int64_t count(const data::Batch& batch) const = 0;
+  // About what LossSum::count of a batch is.
+  virtual std::int64_t expected_count(const data::Batch& batch) const = 0;
+
+  // Whether run() takes batches without samples. If not, they are given samples that do not count,
+  // and have no rows.
+  virtual bool takes_empty_batches() const = 0;
 };
 
 // Ownership: shares the model. Threading: one thread. Failure: whatever the model throws.

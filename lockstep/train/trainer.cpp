@@ -78,7 +78,7 @@ Trainer::Trainer(DistributedManager dist, std::shared_ptr<Task> task, TrainerOpt
       model_(task_->model()),
       options_((check(options), std::move(options))),
       callbacks_(std::move(callbacks)),
-      batch_(asked_batch()) {
+      batch_(asked_batch(options_, dist_.data_size())) {
   check_told_the_same(lines_of(options_), rank_messages());
   check_autocast();
 }
@@ -136,25 +136,24 @@ void Trainer::begin_anew() {
   position_.reset();
   unsettled_times_.reset();
   unreported_.reset();
-  batch_ = asked_batch();
+  batch_ = asked_batch(options_, dist_.data_size());
   step_ = samples_ = saved_step_ = not_better_ = epoch_steps_ = 0;
   epoch_loss_ = epoch_count_ = 0;
   result_ = {};
 }
 
-Batch Trainer::asked_batch() const {
-  const std::int64_t num_ranks = dist_.data_size();
-  if (options_.samples_per_step)
-    return divide_batch(*options_.samples_per_step, num_ranks, options_.batch_size);
+Batch asked_batch(const TrainerOptions& options, std::int64_t num_ranks) {
+  if (options.samples_per_step)
+    return divide_batch(*options.samples_per_step, num_ranks, options.batch_size);
   constexpr std::int64_t kMost = std::int64_t{1} << 53;
-  if (options_.batch_size > kMost / num_ranks ||
-      options_.accumulation > kMost / num_ranks / options_.batch_size)
+  if (options.batch_size > kMost / num_ranks ||
+      options.accumulation > kMost / num_ranks / options.batch_size)
     throw UsageError("a step of {} batches of {} samples on {} ranks has more samples than can be "
                      "counted: make accumulation or batch_size smaller",
-                     options_.accumulation, options_.batch_size, num_ranks);
-  return {.micro = options_.batch_size,
-          .accumulation = options_.accumulation,
-          .global = options_.batch_size * options_.accumulation * num_ranks};
+                     options.accumulation, options.batch_size, num_ranks);
+  return {.micro = options.batch_size,
+          .accumulation = options.accumulation,
+          .global = options.batch_size * options.accumulation * num_ranks};
 }
 
 // Keeps the batch of the run that goes on, whatever number of ranks it had, unless another batch
@@ -484,16 +483,19 @@ void Trainer::run_passes(std::optional<StepTimes>& times) {
 void Trainer::run_pipeline(PipelinePasses& pipeline, std::int64_t num_passes) {
   const std::int64_t global_batch = loader_->sampler().global_batch_size(batch_.micro);
   std::vector<data::Batch> batches;
-  std::int64_t count = 0;
+  std::int64_t expected = 0;
   for (std::int64_t pass = 0; pass < num_passes; ++pass) {
     data::Batch& batch = batches.emplace_back(loader_->next().value());
     samples_ += batch.global_size;
+    if (batch.size() == 0 && !pipeline.takes_empty_batches()) {
+      batch = stand_in(*training_, batch_.micro, dist_.device());
+      batch.rows.clear();
+    }
     for (std::int64_t& row : batch.rows) row += pass * global_batch;
-    count += pipeline.count(batch);
+    expected += pipeline.expected_count(batch);
   }
-  stepper_->backward_passes(count, [&](const auto& scale) -> Stepper::PassesLoss {
-    return {.sum = pipeline.run(step_, batches, scale), .count = count};
-  });
+  stepper_->backward_passes(expected,
+                            [&](const auto& scale) { return pipeline.run(step_, batches, scale); });
 }
 
 Trainer::Wishes Trainer::agree(Wishes wanted) const {

@@ -28,6 +28,10 @@
 
 namespace lockstep::train {
 
+// The batch that options ask for, on so many ranks with samples of their own. UsageError if it is
+// none.
+Batch asked_batch(const TrainerOptions& options, std::int64_t num_ranks);
+
 // Every rank makes one, with the same arguments, and calls the same functions at the same points.
 // The model is distributed over the ranks at the first of them, unless it is already.
 //
@@ -83,7 +87,6 @@ class Trainer {
     bool stop = false;   // a callback, or validations, said so
   };
 
-  Batch asked_batch() const;
   void keep_batch(const std::map<std::string, double>& values);
   void check_autocast() const;
   void check_batch_norms() const;

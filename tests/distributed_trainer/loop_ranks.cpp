@@ -24,6 +24,9 @@ struct TwoLayersImpl : torch::nn::Module {
     second = register_module("second", torch::nn::Linear(5, 3));
   }
   at::Tensor forward(const at::Tensor& input) { return second->forward(first->forward(input)); }
+  std::vector<pipeline::ModelBlock> pipeline_blocks() {
+    return {pipeline::block_of(first), pipeline::block_of(second)};
+  }
   torch::nn::Linear first{nullptr}, second{nullptr};
 };
 TORCH_MODULE(TwoLayers);
@@ -31,6 +34,13 @@ TORCH_MODULE(TwoLayers);
 const auto kLoss = [](const at::Tensor& output, const at::Tensor& target) {
   return squares(output.narrow(1, 0, 1), target).mean();
 };
+
+// Of all samples, [samples, 1].
+at::Tensor targets() {
+  std::vector<float> all;
+  for (int k = 0; k < kSamples; ++k) all.push_back(3 * static_cast<float>(k) / 10 - 2);
+  return at::tensor(all).unsqueeze(1);
+}
 
 // One process, in plain LibTorch.
 struct Alone {
@@ -87,15 +97,15 @@ struct Alone {
   }
 
   double loss_of(const at::Tensor& outputs) const {
-    std::vector<float> targets;
-    for (int k = 0; k < kSamples; ++k) targets.push_back(3 * static_cast<float>(k) / 10 - 2);
-    return kLoss(outputs, at::tensor(targets).unsqueeze(1)).item<double>();
+    return kLoss(outputs, targets()).item<double>();
   }
 };
 
 TrainerOptions options(const DistributedManager& dist) {
+  const int passes = dist.config().model_parallel.pipeline;
+  const std::int64_t together = passes * dist.data_size();
   return {.epochs = 2,
-          .batch_size = (kBatch + dist.data_size() - 1) / dist.data_size(),
+          .batch_size = (kBatch + together - 1) / together,
           .samples_per_step = kBatch,
           .optimizer = optim::SGDOptions{},
           .learning_rate = kRate,
@@ -104,7 +114,8 @@ TrainerOptions options(const DistributedManager& dist) {
 }
 
 auto trainer_of(const DistributedManager& dist, const TrainerOptions& options) {
-  return DistributedTrainer(dist, TwoLayers(), kLoss, options);
+  return DistributedTrainer(
+      dist, [] { return TwoLayers(); }, kLoss, options);
 }
 
 void expect_near(ranks::Cells& cells, double got, double wanted, const char* what) {
@@ -116,6 +127,9 @@ void check_a_strategy(const DistributedManager& dist, const std::filesystem::pat
   cells.cell(name + ": epochs, evaluation and prediction", [&] {
     Alone alone;
     auto trainer = trainer_of(dist, options(dist));
+    trainer.add_metric("last", [](const at::Tensor& output, const at::Tensor& target) {
+      return (output.select(1, 2) + target.squeeze(1)).sum();
+    });
     for (int epoch = 1; epoch <= 2; ++epoch) {
       alone.train_epoch();
       const EpochEnd end = trainer.train_epoch(Line(kSamples));
@@ -123,8 +137,11 @@ void check_a_strategy(const DistributedManager& dist, const std::filesystem::pat
                    fmt::format("epoch {} ended at step {}", end.epoch, end.step));
       expect_near(cells, end.loss, alone.loss, "the epoch's loss");
     }
-    expect_near(cells, trainer.evaluate(Line(kSamples)).loss, alone.loss_of(alone.outputs()),
-                "the loss");
+    const Validation validation = trainer.evaluate(Line(kSamples));
+    expect_near(cells, validation.loss, alone.loss_of(alone.outputs()), "the loss");
+    expect_near(cells, validation.metrics.at(0).value,
+                (alone.outputs().select(1, 2) + targets().squeeze(1)).mean().item<double>(),
+                "the metric");
     expect_near(cells, trainer.evaluate(Line(kSamples), Weights::averaged).loss,
                 alone.loss_of(alone.averaged_outputs()), "the averaged weights' loss");
     const at::Tensor main = trainer.predict(Line(kSamples));
@@ -170,6 +187,58 @@ void check_a_strategy(const DistributedManager& dist, const std::filesystem::pat
   });
 }
 
+// What a config says of a pipeline, and what cannot be cut into one.
+void check_pipelines(ranks::Cells& cells, const std::filesystem::path& folder) {
+  cells.cell("DeepSpeedTrainer in a pipeline", [&] {
+    const auto config = EngineConfig::from_json(R"({
+      "train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2,
+      "optimizer": {"type": "SGD", "params": {"lr": 0.05}},
+      "parallel": {"pipeline": 2, "schedule": "zb-h1"}, "seed": 0, "device": "cpu",
+      "gradient_clipping": 0})");
+    // Counts by itself: each sample twice.
+    const auto doubled = [](const at::Tensor& output, const at::Tensor& target) {
+      return nn::LossSum{.sum = 2 * kLoss(output, target) * target.size(0),
+                         .count = 2 * target.size(0)};
+    };
+    DeepSpeedTrainer trainer([] { return TwoLayers(); }, doubled, config,
+                             {.epochs = 2, .progress_fd = -1});
+    const TrainingResult result = trainer.fit(Line(kSamples), Line(kSamples));
+    Alone alone;
+    alone.train_epoch();
+    alone.train_epoch();
+    expect_near(cells, *result.validation_loss, alone.loss_of(alone.outputs()), "the loss");
+    std::int64_t held = 0;
+    for (const at::Tensor& weight : trainer.model()->parameters()) held += weight.numel();
+    cells.expect(held == (cells.rank() == 0 ? 15 : 18), fmt::format("it holds {} numbers", held));
+    trainer.save_checkpoint(folder / "stages");
+    auto whole = trainer_of(
+        setup_distributed({.device_type = c10::DeviceType::CPU}),
+        {.epochs = 2, .batch_size = 3, .optimizer = optim::SGDOptions{}, .progress_fd = -1});
+    whole.load_checkpoint(folder / "stages");
+    cells.expect_close(whole.predict(Line(kSamples), {.on_all_ranks = true}), alone.outputs(),
+                       "the outputs of the whole model");
+  });
+  const auto dist = setup_distributed({.mode = ParallelMode::HYBRID,
+                                       .model_parallel = {.pipeline = 2},
+                                       .timeout = milliseconds(60'000),
+                                       .device_type = c10::DeviceType::CPU});
+  cells.cell("models that are no pipeline", [&] {
+    cells.expect_usage_error([&] { DistributedTrainer(dist, TwoLayers(), kLoss, {.epochs = 1}); },
+                             "give it a function that makes the model");
+    cells.expect_usage_error(
+        [&] {
+          DistributedTrainer(dist, [] { return torch::nn::Linear(2, 3); }, kLoss, {.epochs = 1});
+        },
+        "does not say which blocks its stages are made of");
+    cells.expect_usage_error(
+        [&] {
+          DistributedTrainer(dist, [] { return torch::nn::Sequential(torch::nn::Linear(2, 3)); },
+                             kLoss, {.epochs = 1});
+        },
+        "needs");
+  });
+}
+
 }  // namespace
 
 void check_loops(ranks::Cells& cells, const std::filesystem::path& folder) {
@@ -194,10 +263,21 @@ void check_loops(ranks::Cells& cells, const std::filesystem::path& folder) {
                     .sharding_strategy = ShardingStrategy::HYBRID_SHARD,
                     .mesh = {{"dp_replicate", 1}, {"dp_shard", 2}},
                     .timeout = timeout}});
+  if (cells.num_ranks() == 4) all.clear();
+  if (cells.num_ranks() % 2 == 0)
+    for (const ShardingStrategy strategy :
+         {ShardingStrategy::NO_SHARD, ShardingStrategy::SHARD_OPTIMIZER,
+          ShardingStrategy::FULL_SHARD})
+      all.push_back({fmt::format("a pipeline with {}", name_of(strategy)),
+                     {.mode = ParallelMode::HYBRID,
+                      .sharding_strategy = strategy,
+                      .model_parallel = {.pipeline = 2},
+                      .timeout = timeout}});
   for (auto& [name, config] : all) {
     config.device_type = c10::DeviceType::CPU;
     check_a_strategy(setup_distributed(config), folder, cells, name);
   }
+  if (cells.num_ranks() == 2) check_pipelines(cells, folder);
   const auto dist = setup_distributed(all.front().second);
   cells.cell("one rank's callback stops all", [&] {
     auto trainer = trainer_of(dist, options(dist));

@@ -282,7 +282,7 @@ TEST(DeepSpeedTrainer, TrainsAsItsConfigSays) {
 }
 
 TEST(TrainerLoop, OnSeveralRanks) {
-  for (const int num_ranks : {1, 2, 3}) {
+  for (const int num_ranks : {1, 2, 3, 4}) {
     const TemporaryFolder folder;
     ranks::expect_cells_pass(num_ranks, {"--loops", folder.path().string()});
     if (num_ranks == 3)

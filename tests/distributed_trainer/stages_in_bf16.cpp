@@ -72,7 +72,7 @@ Passes in_stages(const std::shared_ptr<comm::Communicator>& group,
       .layers = {{0, 2}, {2, 4}}};
   train::LanguageModelPipeline stages(
       model, group, plan, {.micro_batch = 2, .sequence_length = kSequence, .autocast = cast_to});
-  return gradients_of(*model, stages.run(0, batches));
+  return gradients_of(*model, stages.run(0, batches).sum);
 }
 
 // Collects the types in which products are computed on this thread.

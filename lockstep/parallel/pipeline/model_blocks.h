@@ -1,6 +1,7 @@
 // The blocks of a model, and which rank of a pipeline has which of them.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -73,6 +74,22 @@ std::vector<ModelBlock> blocks_of(const torch::nn::ModuleListImpl& list) {
   return blocks;
 }
 std::vector<ModelBlock> blocks_of(const torch::nn::Sequential& model);
+
+// The blocks of a model that says which they are: what its member pipeline_blocks() returns, or a
+// Sequential's children. None of any other. Model: a holder or a shared_ptr of `module`.
+template <typename Model>
+std::vector<ModelBlock> listed_blocks(Model& model,
+                                      const std::shared_ptr<torch::nn::Module>& module) {
+  if constexpr (requires {
+                  { model->pipeline_blocks() } -> std::convertible_to<std::vector<ModelBlock>>;
+                }) {
+    return model->pipeline_blocks();
+  } else {
+    const auto children = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(module);
+    if (children == nullptr) return {};
+    return blocks_of(torch::nn::Sequential(children));
+  }
+}
 
 // Blocks and lists of blocks, one after the other:
 //

@@ -14,9 +14,9 @@ namespace fs = std::filesystem;
 constexpr std::string_view kForeign = "<!-- others' names -->";
 
 // Headings of table columns that hold names of other systems.
-constexpr std::array<std::string_view, 8> kOthers = {
-    "PyTorch",  "DeepSpeed", "DeepSpeed's", "Megatron-LM",
-    "torchrun", "Horovod",   "Ray Train",   "Lightning, accelerate"};
+constexpr std::array<std::string_view, 9> kOthers = {
+    "PyTorch", "DeepSpeed", "DeepSpeed's",           "Megatron-LM", "torchrun",
+    "Horovod", "Ray Train", "Lightning, accelerate", "elsewhere"};
 
 std::string trimmed(std::string_view text) {
   const auto first = text.find_first_not_of(' ');

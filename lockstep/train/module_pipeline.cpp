@@ -1,4 +1,5 @@
-// An engine whose ranks are the stages of a pipeline: how its model is cut, and its passes.
+#include <lockstep/train/module_pipeline.h>
+
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -17,8 +18,7 @@
 #include <lockstep/parallel/pipeline/messages.h>
 #include <lockstep/parallel/pipeline/schedule/partition.h>
 #include <lockstep/parallel/pipeline/schedule/registry.h>
-#include <lockstep/train/engine_state.h>
-#include <lockstep/train/job_config.h>
+#include <lockstep/recovery/load_together.h>
 #include <lockstep/train/preflight/pipeline_plan.h>
 
 namespace lockstep::train {
@@ -206,8 +206,8 @@ bool ModulePipeline::can_schedule(std::size_t num_micro_batches) const {
 }
 
 template <typename Pass>
-PipelinedLoss ModulePipeline::with_batches(const std::vector<MicroBatch>& batches,
-                                           const OutputLoss& loss, const Pass& pass) {
+PassesLoss ModulePipeline::with_batches(const std::vector<MicroBatch>& batches,
+                                        const OutputLoss& loss, const Pass& pass) {
   loss_ = &loss;
   count_ = 0;
   outputs_.clear();
@@ -227,17 +227,17 @@ PipelinedLoss ModulePipeline::with_batches(const std::vector<MicroBatch>& batche
   return {.sum = sum, .count = count_of(batches, loss)};
 }
 
-PipelinedLoss ModulePipeline::run(const std::vector<MicroBatch>& batches, const OutputLoss& loss,
-                                  const PipelinePasses::GradientScale& scale) {
+PassesLoss ModulePipeline::run(const std::vector<MicroBatch>& batches, const OutputLoss& loss,
+                               const GradientScale& scale) {
   scale_ = scale;
   keeps_outputs_ = false;
   return with_batches(batches, loss, [](pipeline::Pipeline& pipe) { return pipe.run_step(); });
 }
 
-PipelinedLoss ModulePipeline::evaluate(const std::vector<MicroBatch>& batches,
-                                       const OutputLoss& loss, at::Tensor* output) {
+PassesLoss ModulePipeline::evaluate(const std::vector<MicroBatch>& batches, const OutputLoss& loss,
+                                    at::Tensor* output) {
   keeps_outputs_ = output != nullptr;
-  const PipelinedLoss made =
+  const PassesLoss made =
       with_batches(batches, loss, [](pipeline::Pipeline& pipe) { return pipe.evaluate(); });
   std::vector<at::Tensor> parts;
   for (const auto& [micro_batch, part] : std::exchange(outputs_, {})) parts.push_back(part);
@@ -295,60 +295,27 @@ at::Tensor ModulePipeline::from_last_stage(at::Tensor output) const {
   return output;
 }
 
-std::shared_ptr<torch::nn::Module> EngineCore::State::in_stages(
-    const std::function<std::shared_ptr<torch::nn::Module>()>& make,
+std::unique_ptr<ModulePipeline> build_in_stages(
+    DistributedManager& dist, const std::function<std::shared_ptr<torch::nn::Module>()>& make,
     const std::function<std::vector<pipeline::ModelBlock>()>& list_blocks,
-    const InitializeOptions& options) {
-  if (options.sync_batchnorm)
-    throw UsageError("sync_batchnorm is set, and parallel.pipeline is {}: batch norms take their "
-                     "statistics over the micro-batches of a stage's rank; leave it out, or "
-                     "parallel.pipeline at 1",
-                     config.parallel.pipeline);
-  torch::manual_seed(static_cast<std::uint64_t>(config.seed));
-  return dist.build_model(make, [&](const std::shared_ptr<torch::nn::Module>& whole) {
+    const ModulePipeline::Options& options) {
+  std::unique_ptr<ModulePipeline> stages;
+  const auto model = dist.build_model(make, [&](const std::shared_ptr<torch::nn::Module>& whole) {
     std::vector<pipeline::ModelBlock> blocks = list_blocks();
     if (blocks.empty())
-      throw UsageError("parallel.pipeline is {}, and this '{}' does not say which blocks its "
+      throw UsageError("the pipeline has {} ranks, and this '{}' does not say which blocks its "
                        "stages are made of: return a torch::nn::Sequential, give it a member "
                        "pipeline_blocks(), or pass initialize() a function that lists them "
                        "(docs/engine.md)",
-                       config.parallel.pipeline, whole->name());
-    stages = std::make_unique<ModulePipeline>(
-        dist, whole, std::move(blocks),
-        ModulePipeline::Options{.parallel = config.parallel,
-                                .num_micro_batches = batch.accumulation,
-                                .autocast = autocast_of(config, dist.device())});
+                       options.parallel.pipeline, whole->name());
+    stages = std::make_unique<ModulePipeline>(dist, whole, std::move(blocks), options);
   });
-}
-
-OutputLoss EngineCore::State::staged(const BatchLoss& loss) const {
-  if (!loss.of_output)
-    throw UsageError("parallel.pipeline is {}, and the model's forward() does not return a tensor, "
-                     "which the loss of a pipeline takes",
-                     config.parallel.pipeline);
-  return {.of =
-              [this, &loss](const at::Tensor& output, const MicroBatch& given) {
-                return loss.of_output(widened(output), given.target,
-                                      std::max<std::int64_t>(1, given.samples));
-              },
-          .counts_itself = loss.counts_itself};
-}
-
-void EngineCore::State::run_pipeline(const std::vector<MicroBatch>& batches,
-                                     const BatchLoss& loss) {
-  // About how much the loss counts, for its scale: of tokens, one for each number of the target.
-  std::int64_t expected = 0;
-  for (const MicroBatch& one : batches)
-    expected += loss.counts_itself && one.samples > 0 && one.target.defined() ? one.target.numel()
-                                                                              : one.samples;
-  const OutputLoss of_outputs = staged(loss);
-  begin_pass();
-  stepper->backward_passes(expected, [&](const auto& scale) -> Stepper::PassesLoss {
-    const PipelinedLoss made = stages->run(batches, of_outputs, scale);
-    return {.sum = made.sum, .count = made.count};
-  });
-  end_of(&StepTimes::backward);
-  update();
+  if (options.parallel.tensor > 1)
+    say_together(RankMessages(dist.world()), [&] {
+      stages->check_tied(model);
+      return std::string();
+    });
+  return stages;
 }
 
 }  // namespace lockstep::train
