@@ -1,5 +1,6 @@
 #include <lockstep/train/engine.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <limits>
@@ -14,6 +15,7 @@
 
 #include "../base/errors.h"
 #include "../base/files.h"
+#include "layouts.h"
 #include "plain_models.h"
 
 namespace lockstep {
@@ -645,6 +647,20 @@ TEST(EngineConfig, ComesBackFromACheckpointsText) {
   EXPECT_EQ(train::to_json(EngineConfig::from_json(text).values()), text);
 }
 
+TEST(EngineParity, HasTwelveLayoutsOfSeveralAxesForEachModel) {
+  for (const Subject& subject : subjects()) {
+    std::int64_t of_several = 0, of_three = 0;
+    for (const int num_ranks : {2, 4, 8})
+      for (const auto& all : {layouts(subject, num_ranks), pipelines(subject, num_ranks)}) {
+        of_several +=
+            std::ranges::count_if(all, [](const Layout& one) { return one.num_axes > 1; });
+        of_three += std::ranges::count(all, 3, &Layout::num_axes);
+      }
+    EXPECT_GE(of_several, 12) << subject.name;
+    EXPECT_GE(of_three, 1) << subject.name;
+  }
+}
+
 TEST(EngineParity, OnTwoAndFourRanks) {
   for (const int num_ranks : {2, 4}) ranks::expect_cells_pass(num_ranks, {"--parity"});
 }
@@ -652,6 +668,8 @@ TEST(EngineParity, OnTwoAndFourRanks) {
 TEST(EngineParity, InPipelinesOfTwoAndFour) {
   for (const int num_ranks : {2, 4}) ranks::expect_cells_pass(num_ranks, {"--pipelines"});
 }
+
+TEST(EngineParity, OverThreeAxesOnEightRanks) { ranks::expect_cells_pass(8, {"--all"}); }
 
 TEST(EngineMistakes, AreErrorsOnAllRanks) { ranks::expect_cells_pass(2, {"--mistakes"}); }
 
