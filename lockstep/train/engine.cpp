@@ -304,7 +304,8 @@ struct EngineCore::State {
 
   // Ends a step whose passes are done.
   void update() {
-    num_samples += passes.take_samples();
+    const std::int64_t samples = passes.take_samples();
+    num_samples += samples;
     settle();
     throw_failure();
     const auto number = static_cast<std::uint64_t>(num_steps + 1);
@@ -318,6 +319,7 @@ struct EngineCore::State {
     step_has_begun = false;
     clock.reset();
     if (times) unsettled_times = std::exchange(*times, {});
+    unsettled_samples = samples + std::exchange(own_samples, 0);
     if (!stepper->runs_ahead()) settle();
     throw_failure();
     checkpoints.poll();
@@ -382,7 +384,10 @@ struct EngineCore::State {
     last = step;
     if (step.skipped != Skipped::nothing_to_learn) last_loss = step.loss;
     if (step.skipped != Skipped::no) ++num_skipped;
-    report->step(step, step.count, num_skipped, unsettled_times);
+    // A loop without a loader says only what its loss counts.
+    const double samples =
+        unsettled_samples > 0 ? static_cast<double>(unsettled_samples) : step.count;
+    report->step(step, samples, num_skipped, unsettled_times);
     if (!dist.is_main()) return;
     if (step.skipped != Skipped::no) log::warn("{}", describe_skipped(step, stepper->loss_scale()));
     if (step.number % config.steps_per_print == 0)
@@ -453,6 +458,8 @@ struct EngineCore::State {
   bool step_has_begun = false;     // for the run's report
   std::optional<PartClock> clock;  // within a step whose times are measured
   std::optional<StepTimes> times, unsettled_times;
+  std::int64_t own_samples = 0;        // of batches that train_batch() was given, of all ranks
+  std::int64_t unsettled_samples = 0;  // of the last step; 0 where nobody knows
   StepResult last;
   double last_loss = 0;
   std::optional<std::string> failure;  // of the last step, not thrown yet
@@ -636,23 +643,27 @@ double EngineCore::evaluate(const std::shared_ptr<const data::Dataset>& dataset,
 namespace {
 
 // The ranks of a pipeline must give it the same batches, and all ranks as many: where they do not,
-// some would wait for others. UsageError on all ranks.
-void check_own_batches(DistributedManager& dist, const std::vector<EngineBatch>& batches,
-                       std::int64_t wanted) {
+// some would wait for others. UsageError on all ranks. Returns the samples of all ranks.
+std::int64_t check_own_batches(DistributedManager& dist, const std::vector<EngineBatch>& batches,
+                               std::int64_t wanted) {
   std::string fault, shapes;
+  std::int64_t samples = 0;
   if (static_cast<std::int64_t>(batches.size()) != wanted)
     fault = fmt::format("{} batch{} given, and a step has {} passes (gradient_accumulation_steps)",
                         batches.size(), batches.size() == 1 ? " was" : "es were", wanted);
   for (const EngineBatch& batch : batches) {
     const bool has_samples = batch.data.defined() && batch.data.dim() > 0 && batch.data.size(0) > 0;
     if (!has_samples && fault.empty()) fault = "a batch without samples was given";
-    if (has_samples)
-      shapes += fmt::format(" {} [{}]", c10::toString(batch.data.scalar_type()),
-                            fmt::join(batch.data.sizes(), ", "));
+    if (!has_samples) continue;
+    samples += batch.data.size(0);
+    shapes += fmt::format(" {} [{}]", c10::toString(batch.data.scalar_type()),
+                          fmt::join(batch.data.sizes(), ", "));
   }
   const std::vector<std::string> said =
       RankMessages(dist.world())
-          .gather(fault.empty() ? fmt::format("{}:{}", dist.data_rank(), shapes) : "!" + fault);
+          .gather(fault.empty()
+                      ? fmt::format("{}:{} samples in{}", dist.data_rank(), samples, shapes)
+                      : "!" + fault);
   std::map<std::string, std::pair<std::size_t, std::string>> first;  // by place in the data
   for (std::size_t rank = 0; rank < said.size(); ++rank)
     if (said[rank].starts_with('!')) throw UsageError("rank {}: {}", rank, said[rank].substr(1));
@@ -662,10 +673,13 @@ void check_own_batches(DistributedManager& dist, const std::vector<EngineBatch>&
         first.try_emplace(said[rank].substr(0, colon), rank, said[rank].substr(colon + 1))
             .first->second;
     if (known != said[rank].substr(colon + 1))
-      throw UsageError("ranks {} and {} work on the same samples, and were given other batches:{} "
-                       "and{}. Give all ranks of one data_rank() the same",
+      throw UsageError("ranks {} and {} work on the same samples, and were given other batches: {} "
+                       "and {}. Give all ranks of one data_rank() the same",
                        holder, rank, known, said[rank].substr(colon + 1));
   }
+  std::int64_t of_all = 0;
+  for (const auto& [place, given] : first) of_all += std::stoll(given.second);
+  return of_all;
 }
 
 }  // namespace
@@ -743,8 +757,9 @@ double EngineCore::train_batch(const std::vector<EngineBatch>& batches, const Ba
   State& state = *state_;
   state.refuse_under_no_sync("train_batch()");
   state.begin_call("train_batch() was called");
-  check_own_batches(state.dist, batches, state.batch.accumulation);
+  const std::int64_t samples = check_own_batches(state.dist, batches, state.batch.accumulation);
   state.epoch.reset();  // its batches are not this step's
+  state.own_samples = samples;
   state.begin_pass();
   std::vector<MicroBatch> given;
   for (const EngineBatch& batch : batches) {

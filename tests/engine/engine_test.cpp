@@ -10,7 +10,9 @@
 #include <nlohmann/json.hpp>
 
 #include <lockstep/checkpoint/tensors.h>
+#include <lockstep/observe/csv_file.h>
 #include <lockstep/train/options.h>
+#include <lockstep/train/stepper.h>
 #include <tests/ranks/job.h>
 
 #include "../base/errors.h"
@@ -369,6 +371,38 @@ TEST(Engine, WritesTheMetricsOfItsSteps) {
   EXPECT_EQ(json::parse(written).at("output"), output.string());
 }
 
+// The time of the first step is within `seconds`, which begins where the files are made. What the
+// loss counts is so much larger than the samples that no slow machine makes one look like the
+// other.
+TEST(Engine, ReportsTheRateOfSamplesWhateverTheLossCounts) {
+  const auto counts = [](const at::Tensor& output, const at::Tensor& target) {
+    return nn::LossSum{plain::mean_loss(output, target), std::int64_t{1} << 40};
+  };
+  const auto expect_samples = [](const std::filesystem::path& output, double most) {
+    const observe::CsvTable table(output / "metrics.csv");
+    const auto& row = table.rows().front();
+    const auto value = [&](const char* name) {
+      return observe::CsvTable::value(row, table.column(name).value()).value();
+    };
+    const double samples = value("samples_per_second") * value("seconds");
+    EXPECT_GE(samples, 7.9);
+    EXPECT_LT(samples, most);
+  };
+  const testing::TemporaryFolder folder;
+  constexpr double kMost = 8e6;
+  {
+    auto engine = engine_with({{"output", (folder.path() / "loader").string()}});
+    engine.train_batch(engine.loader(kPoints), counts);
+  }
+  expect_samples(folder.path() / "loader", kMost);
+  {
+    auto engine = engine_with({{"output", (folder.path() / "own").string()}});
+    const data::Batch batch = kPoints->batch(std::vector<std::int64_t>{0, 1, 2, 3});
+    engine.train_batch(std::vector<EngineBatch>(2, {batch.input, batch.target}), counts);
+  }
+  expect_samples(folder.path() / "own", kMost);
+}
+
 TEST(Engine, WritesMetricsWhereDeepSpeedsKeysSay) {
   const testing::TemporaryFolder folder;
   {
@@ -645,6 +679,20 @@ TEST(EngineConfig, ComesBackFromACheckpointsText) {
   EXPECT_EQ(config.values().data.num_workers, 0);
   const std::string text = train::to_json(config.values());
   EXPECT_EQ(train::to_json(EngineConfig::from_json(text).values()), text);
+}
+
+// For batch norms, which want two samples, where a pass may have as many.
+TEST(StandIn, HasTwoSamplesWhereAPassMayHaveThem) {
+  const auto of = [](std::int64_t size, std::int64_t micro) {
+    return train::stand_in(plain::Points(size), micro, at::kCPU);
+  };
+  for (const auto& [batch, wanted] :
+       {std::pair(of(9, 4), 2), std::pair(of(9, 1), 1), std::pair(of(1, 4), 1)}) {
+    EXPECT_EQ(batch.input.size(0), wanted);
+    EXPECT_EQ(batch.target.size(0), wanted);
+  }
+  torch::nn::BatchNorm1d norm(6);
+  EXPECT_TRUE(norm(of(9, 4).input).isfinite().all().item<bool>());
 }
 
 TEST(EngineParity, HasTwelveLayoutsOfSeveralAxesForEachModel) {

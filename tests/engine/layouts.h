@@ -40,7 +40,7 @@ std::vector<Subject> subjects();
 
 struct Layout {
   std::string name;
-  nlohmann::json keys;
+  nlohmann::json keys = nlohmann::json::object();
   int num_axes = 1;  // of more than one rank each
   int data = 1;      // ranks that have samples of their own
 };

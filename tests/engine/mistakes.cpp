@@ -150,6 +150,16 @@ void check_engine_mistakes(Cells& cells) {
         static_cast<double>(2 * cells.num_ranks() * engine.gradient_accumulation_steps());
     cells.expect(engine.last_step().count == wanted, "the count is another one");
   });
+  cells.cell("batch norms of a rank's own where it has no sample", [&] {
+    Subject norms = subjects().at(1);
+    norms.num_samples = 33;
+    auto engine = initialize(config_of(norms, {.name = "", .data = 2}), norms.make);
+    train_epochs(engine, norms, 1);
+    cells.expect(engine.global_steps() == 3 && engine.last_step().count == 1,
+                 "the last step is not of one sample");
+    for (const NamedTensor& one : engine.dist().full_state_dict(engine.model()))
+      cells.expect(one.tensor.isfinite().all().item<bool>(), one.name + " is not finite");
+  });
   cells.cell("a tag that is not there", [&] {
     auto engine = engine_of(subject);
     cells.expect_usage_error([&] { engine.load_checkpoint("/nowhere", "best"); },
