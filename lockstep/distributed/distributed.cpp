@@ -131,6 +131,7 @@ struct DistributedManager::State {
   void check_not_empty(const torch::nn::Module& module) const;
   tensor::Plan plan_of_stage(const torch::nn::Module& module);
   // With `defer`, of a model that was constructed without memory.
+  void cut_by_plan(torch::nn::Module& module, const tensor::internal::Defer* defer);
   void cut_layers(torch::nn::Module& module, const tensor::internal::Defer* defer = nullptr);
   void add(const std::shared_ptr<torch::nn::Module>& module, const shard::Origin& origin);
 
@@ -269,18 +270,31 @@ tensor::Plan DistributedManager::State::plan_of_stage(const torch::nn::Module& m
   return mine;
 }
 
+// What is wrong with one stage is an error of all, which would wait for its ranks.
+void DistributedManager::State::cut_by_plan(torch::nn::Module& module,
+                                            const tensor::internal::Defer* defer) {
+  const auto& group = mesh.axis("tp");
+  const tensor::Plan plan = plan_of_stage(module);
+  std::string fault;
+  try {
+    if (!plan.empty() && defer == nullptr)
+      tensor::parallelize_module(module, group, plan);
+    else if (!plan.empty())
+      tensor::internal::parallelize_deferred(module, group, plan, *defer);
+  } catch (const UsageError& error) {
+    if (config.model_parallel.pipeline == 1) throw;
+    fault = error.what();
+  }
+  if (config.model_parallel.pipeline > 1) data_parallel::refuse_together(fault, *mesh.axis("pp"));
+}
+
 // Layers that a model's own spread() or the caller has cut already stay as they are.
 void DistributedManager::State::cut_layers(torch::nn::Module& module,
                                            const tensor::internal::Defer* defer) {
   if (config.model_parallel.tensor == 1 || !nn::cut_parameters(module).empty()) return;
   const auto& group = mesh.axis("tp");
   if (!config.tensor_plan.empty()) {
-    const tensor::Plan plan = plan_of_stage(module);
-    if (plan.empty()) return;
-    if (defer == nullptr)
-      tensor::parallelize_module(module, group, plan);
-    else
-      tensor::internal::parallelize_deferred(module, group, plan, *defer);
+    cut_by_plan(module, defer);
     return;
   }
   std::vector<NamedTensor> tensors;
@@ -471,7 +485,9 @@ int DistributedManager::convert_sync_batchnorm(const ModelRef& model) {
                        item.key(), module->name());
   // Tagged where they will stay: moving them later would take the tag away.
   module->to(device());
-  auto norms = std::make_unique<replicate::SyncBatchNorm>(*module, *state_->world);
+  // Ranks that have the same samples count them once.
+  auto norms = std::make_unique<replicate::SyncBatchNorm>(
+      *module, *group_along(state_->mesh, state_->axes.gradients));
   const int num_converted = norms->num_converted();
   if (num_converted > 0) state_->batch_norms.push_back(std::move(norms));
   return num_converted;

@@ -158,7 +158,10 @@ void EngineCore::State::note_result(const StepResult& step) {
   last = step;
   if (step.skipped != Skipped::nothing_to_learn) last_loss = step.loss;
   if (step.skipped != Skipped::no) ++num_skipped;
-  report->step(step, step.count, num_skipped, unsettled_times);
+  // A loop without a loader says only what its loss counts.
+  const double samples =
+      unsettled_samples > 0 ? static_cast<double>(unsettled_samples) : step.count;
+  report->step(step, samples, num_skipped, unsettled_times);
   if (!dist.is_main()) return;
   if (step.skipped != Skipped::no) log::warn("{}", describe_skipped(step, stepper->loss_scale()));
   if (step.number % config.steps_per_print == 0)
@@ -204,7 +207,8 @@ void EngineCore::State::step() {
 }
 
 void EngineCore::State::update() {
-  num_samples += passes.take_samples();
+  const std::int64_t samples = passes.take_samples();
+  num_samples += samples;
   settle();
   throw_failure();
   const auto number = static_cast<std::uint64_t>(num_steps + 1);
@@ -218,6 +222,7 @@ void EngineCore::State::update() {
   step_has_begun = false;
   clock.reset();
   if (times) unsettled_times = std::exchange(*times, {});
+  unsettled_samples = samples + std::exchange(own_samples, 0);
   if (!stepper->runs_ahead()) settle();
   throw_failure();
   checkpoints.poll();

@@ -14,23 +14,27 @@ namespace lockstep::train {
 namespace {
 
 // The ranks of a pipeline must give it the same batches, and all ranks as many: where they do not,
-// some would wait for others. UsageError on all ranks.
-void check_own_batches(DistributedManager& dist, const std::vector<EngineBatch>& batches,
-                       std::int64_t wanted) {
+// some would wait for others. UsageError on all ranks. Returns the samples of all ranks.
+std::int64_t check_own_batches(DistributedManager& dist, const std::vector<EngineBatch>& batches,
+                               std::int64_t wanted) {
   std::string fault, shapes;
+  std::int64_t samples = 0;
   if (static_cast<std::int64_t>(batches.size()) != wanted)
     fault = fmt::format("{} batch{} given, and a step has {} passes (gradient_accumulation_steps)",
                         batches.size(), batches.size() == 1 ? " was" : "es were", wanted);
   for (const EngineBatch& batch : batches) {
     const bool has_samples = batch.data.defined() && batch.data.dim() > 0 && batch.data.size(0) > 0;
     if (!has_samples && fault.empty()) fault = "a batch without samples was given";
-    if (has_samples)
-      shapes += fmt::format(" {} [{}]", c10::toString(batch.data.scalar_type()),
-                            fmt::join(batch.data.sizes(), ", "));
+    if (!has_samples) continue;
+    samples += batch.data.size(0);
+    shapes += fmt::format(" {} [{}]", c10::toString(batch.data.scalar_type()),
+                          fmt::join(batch.data.sizes(), ", "));
   }
   const std::vector<std::string> said =
       RankMessages(dist.world())
-          .gather(fault.empty() ? fmt::format("{}:{}", dist.data_rank(), shapes) : "!" + fault);
+          .gather(fault.empty()
+                      ? fmt::format("{}:{} samples in{}", dist.data_rank(), samples, shapes)
+                      : "!" + fault);
   std::map<std::string, std::pair<std::size_t, std::string>> first;  // by place in the data
   for (std::size_t rank = 0; rank < said.size(); ++rank)
     if (said[rank].starts_with('!')) throw UsageError("rank {}: {}", rank, said[rank].substr(1));
@@ -40,10 +44,13 @@ void check_own_batches(DistributedManager& dist, const std::vector<EngineBatch>&
         first.try_emplace(said[rank].substr(0, colon), rank, said[rank].substr(colon + 1))
             .first->second;
     if (known != said[rank].substr(colon + 1))
-      throw UsageError("ranks {} and {} work on the same samples, and were given other batches:{} "
-                       "and{}. Give all ranks of one data_rank() the same",
+      throw UsageError("ranks {} and {} work on the same samples, and were given other batches: {} "
+                       "and {}. Give all ranks of one data_rank() the same",
                        holder, rank, known, said[rank].substr(colon + 1));
   }
+  std::int64_t of_all = 0;
+  for (const auto& [place, given] : first) of_all += std::stoll(given.second);
+  return of_all;
 }
 
 }  // namespace
@@ -208,8 +215,9 @@ double EngineCore::train_batch(const std::vector<EngineBatch>& batches, const Ba
   State& state = *state_;
   state.refuse_under_no_sync("train_batch()");
   state.begin_call("train_batch() was called");
-  check_own_batches(state.dist, batches, state.batch.accumulation);
+  const std::int64_t samples = check_own_batches(state.dist, batches, state.batch.accumulation);
   state.epoch.reset();  // its batches are not this step's
+  state.own_samples = samples;
   state.begin_pass();
   std::vector<MicroBatch> given;
   for (const EngineBatch& batch : batches) {

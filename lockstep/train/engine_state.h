@@ -244,6 +244,8 @@ struct EngineCore::State {
   bool step_has_begun = false;     // for the run's report
   std::optional<PartClock> clock;  // within a step whose times are measured
   std::optional<StepTimes> times, unsettled_times;
+  std::int64_t own_samples = 0;        // of batches that train_batch() was given, of all ranks
+  std::int64_t unsettled_samples = 0;  // of the last step; 0 where nobody knows
   StepResult last;
   double last_loss = 0;
   std::optional<std::string> failure;  // of the last step, not thrown yet

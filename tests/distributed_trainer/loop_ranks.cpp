@@ -1,8 +1,10 @@
 // What a trainer does beside fit(), on every number of ranks and with every strategy, against one
 // process: epochs, evaluation, prediction, checkpoints, averaged weights, and when it stops.
+#include <algorithm>
 #include <cmath>
 
 #include <torch/nn/modules/linear.h>
+#include <nlohmann/json.hpp>
 
 #include <lockstep/data/data_loader.h>
 #include <lockstep/train/distributed_trainer.h>
@@ -11,6 +13,8 @@
 #include "ranks.h"
 
 namespace lockstep {
+
+using nlohmann::json;
 
 namespace {
 
@@ -239,6 +243,47 @@ void check_pipelines(ranks::Cells& cells, const std::filesystem::path& folder) {
   });
 }
 
+// A config names the batch of all ranks, or that of each.
+void check_batches_of_configs(ranks::Cells& cells) {
+  const int num_ranks = cells.num_ranks();
+  const auto train = [&](const json& batch, std::int64_t steps) {
+    json config = {{"optimizer", {{"type", "SGD"}, {"params", {{"lr", kRate}}}}},
+                   {"gradient_clipping", 0},
+                   {"zero_optimization", {{"stage", 2}}},
+                   {"seed", TrainerOptions().seed},
+                   {"device", "cpu"},
+                   {"timeout_seconds", 60}};
+    config.update(batch);
+    std::int64_t largest = 0;
+    const auto loss = [&](const at::Tensor& output, const at::Tensor& target) {
+      largest = std::max(largest, target.size(0));
+      return kLoss(output, target);
+    };
+    DeepSpeedTrainer trainer([] { return TwoLayers(); }, loss,
+                             EngineConfig::from_json(config.dump()),
+                             {.epochs = 2, .progress_fd = -1});
+    const TrainingResult result = trainer.fit(Line(kSamples));
+    cells.expect(result.step == steps, fmt::format("{} steps were taken", result.step));
+    const auto micro = batch.at("train_micro_batch_size_per_gpu").get<std::int64_t>();
+    cells.expect(largest == std::min(micro, (kSamples + num_ranks - 1) / num_ranks),
+                 fmt::format("a pass had {} samples", largest));
+    return trainer.predict(Line(kSamples), {.on_all_ranks = true});
+  };
+  cells.cell("DeepSpeedTrainer: the batch of all ranks", [&] {
+    Alone alone;
+    alone.train_epoch();
+    alone.train_epoch();
+    const at::Tensor outputs =
+        train({{"train_batch_size", kBatch}, {"train_micro_batch_size_per_gpu", 2}}, 6);
+    cells.expect_close(outputs, alone.outputs(), "the outputs");
+  });
+  cells.cell("DeepSpeedTrainer: the batch of each rank", [&] {
+    const std::int64_t of_all = 2 * 2 * num_ranks;
+    train({{"train_micro_batch_size_per_gpu", 2}, {"gradient_accumulation_steps", 2}},
+          2 * ((kSamples + of_all - 1) / of_all));
+  });
+}
+
 }  // namespace
 
 void check_loops(ranks::Cells& cells, const std::filesystem::path& folder) {
@@ -278,6 +323,7 @@ void check_loops(ranks::Cells& cells, const std::filesystem::path& folder) {
     check_a_strategy(setup_distributed(config), folder, cells, name);
   }
   if (cells.num_ranks() == 2) check_pipelines(cells, folder);
+  check_batches_of_configs(cells);
   const auto dist = setup_distributed(all.front().second);
   cells.cell("one rank's callback stops all", [&] {
     auto trainer = trainer_of(dist, options(dist));

@@ -1,5 +1,6 @@
 #include <lockstep/train/engine.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <limits>
@@ -9,11 +10,14 @@
 #include <nlohmann/json.hpp>
 
 #include <lockstep/checkpoint/tensors.h>
+#include <lockstep/observe/csv_file.h>
 #include <lockstep/train/options.h>
+#include <lockstep/train/stepper.h>
 #include <tests/ranks/job.h>
 
 #include "../base/errors.h"
 #include "../base/files.h"
+#include "layouts.h"
 #include "plain_models.h"
 
 namespace lockstep {
@@ -367,6 +371,38 @@ TEST(Engine, WritesTheMetricsOfItsSteps) {
   EXPECT_EQ(json::parse(written).at("output"), output.string());
 }
 
+// The time of the first step is within `seconds`, which begins where the files are made. What the
+// loss counts is so much larger than the samples that no slow machine makes one look like the
+// other.
+TEST(Engine, ReportsTheRateOfSamplesWhateverTheLossCounts) {
+  const auto counts = [](const at::Tensor& output, const at::Tensor& target) {
+    return nn::LossSum{plain::mean_loss(output, target), std::int64_t{1} << 40};
+  };
+  const auto expect_samples = [](const std::filesystem::path& output, double most) {
+    const observe::CsvTable table(output / "metrics.csv");
+    const auto& row = table.rows().front();
+    const auto value = [&](const char* name) {
+      return observe::CsvTable::value(row, table.column(name).value()).value();
+    };
+    const double samples = value("samples_per_second") * value("seconds");
+    EXPECT_GE(samples, 7.9);
+    EXPECT_LT(samples, most);
+  };
+  const testing::TemporaryFolder folder;
+  constexpr double kMost = 8e6;
+  {
+    auto engine = engine_with({{"output", (folder.path() / "loader").string()}});
+    engine.train_batch(engine.loader(kPoints), counts);
+  }
+  expect_samples(folder.path() / "loader", kMost);
+  {
+    auto engine = engine_with({{"output", (folder.path() / "own").string()}});
+    const data::Batch batch = kPoints->batch(std::vector<std::int64_t>{0, 1, 2, 3});
+    engine.train_batch(std::vector<EngineBatch>(2, {batch.input, batch.target}), counts);
+  }
+  expect_samples(folder.path() / "own", kMost);
+}
+
 TEST(Engine, WritesMetricsWhereDeepSpeedsKeysSay) {
   const testing::TemporaryFolder folder;
   {
@@ -645,6 +681,34 @@ TEST(EngineConfig, ComesBackFromACheckpointsText) {
   EXPECT_EQ(train::to_json(EngineConfig::from_json(text).values()), text);
 }
 
+// For batch norms, which want two samples, where a pass may have as many.
+TEST(StandIn, HasTwoSamplesWhereAPassMayHaveThem) {
+  const auto of = [](std::int64_t size, std::int64_t micro) {
+    return train::stand_in(plain::Points(size), micro, at::kCPU);
+  };
+  for (const auto& [batch, wanted] :
+       {std::pair(of(9, 4), 2), std::pair(of(9, 1), 1), std::pair(of(1, 4), 1)}) {
+    EXPECT_EQ(batch.input.size(0), wanted);
+    EXPECT_EQ(batch.target.size(0), wanted);
+  }
+  torch::nn::BatchNorm1d norm(6);
+  EXPECT_TRUE(norm(of(9, 4).input).isfinite().all().item<bool>());
+}
+
+TEST(EngineParity, HasTwelveLayoutsOfSeveralAxesForEachModel) {
+  for (const Subject& subject : subjects()) {
+    std::int64_t of_several = 0, of_three = 0;
+    for (const int num_ranks : {2, 4, 8})
+      for (const auto& all : {layouts(subject, num_ranks), pipelines(subject, num_ranks)}) {
+        of_several +=
+            std::ranges::count_if(all, [](const Layout& one) { return one.num_axes > 1; });
+        of_three += std::ranges::count(all, 3, &Layout::num_axes);
+      }
+    EXPECT_GE(of_several, 12) << subject.name;
+    EXPECT_GE(of_three, 1) << subject.name;
+  }
+}
+
 TEST(EngineParity, OnTwoAndFourRanks) {
   for (const int num_ranks : {2, 4}) ranks::expect_cells_pass(num_ranks, {"--parity"});
 }
@@ -652,6 +716,8 @@ TEST(EngineParity, OnTwoAndFourRanks) {
 TEST(EngineParity, InPipelinesOfTwoAndFour) {
   for (const int num_ranks : {2, 4}) ranks::expect_cells_pass(num_ranks, {"--pipelines"});
 }
+
+TEST(EngineParity, OverThreeAxesOnEightRanks) { ranks::expect_cells_pass(8, {"--all"}); }
 
 TEST(EngineMistakes, AreErrorsOnAllRanks) { ranks::expect_cells_pass(2, {"--mistakes"}); }
 

@@ -1,6 +1,6 @@
 // The test program. With --parity or --pipelines it is one rank of a job that runs a table of
-// parity.cpp, with --mistakes that of its mistakes; with --save and --finish, and a folder, of one
-// that saves a run or goes on with it.
+// parity.cpp, with --all of one that runs both, with --mistakes that of mistakes.cpp; with --save
+// and --finish, and a folder, of one that saves a run or goes on with it.
 #include <cstring>
 
 #include <gtest/gtest.h>
@@ -13,6 +13,11 @@ int main(int argc, char** argv) {
     return lockstep::ranks::run_cells(lockstep::check_engine_parity);
   if (argc == 2 && std::strcmp(argv[1], "--pipelines") == 0)
     return lockstep::ranks::run_cells(lockstep::check_engine_pipelines);
+  if (argc == 2 && std::strcmp(argv[1], "--all") == 0)
+    return lockstep::ranks::run_cells([](Cells& cells) {
+      lockstep::check_engine_parity(cells);
+      lockstep::check_engine_pipelines(cells);
+    });
   if (argc == 2 && std::strcmp(argv[1], "--mistakes") == 0)
     return lockstep::ranks::run_cells(lockstep::check_engine_mistakes);
   if (argc == 3 && std::strcmp(argv[1], "--save") == 0)

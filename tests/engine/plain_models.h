@@ -69,8 +69,15 @@ struct ConvNet : Net {
     register_module("head", head);
   }
   at::Tensor forward(const at::Tensor& x) override {  // [samples, 6] → [samples, 3]
-    const at::Tensor maps = at::relu(norm(conv(x.view({-1, 1, 2, 3}))));
-    return head(maps.flatten(1));
+    return head(maps(x));
+  }
+  at::Tensor maps(const at::Tensor& x) {
+    return at::relu(norm(conv(x.view({-1, 1, 2, 3})))).flatten(1);
+  }
+  std::vector<pipeline::ModelBlock> pipeline_blocks() override {
+    using pipeline::block_of;
+    return {block_of({conv.ptr(), norm.ptr()}, [this](const at::Tensor& x) { return maps(x); }),
+            block_of(head)};
   }
   torch::nn::Conv2d conv{torch::nn::Conv2dOptions(1, 4, 2).padding(1)};
   torch::nn::BatchNorm2d norm{4};
@@ -83,11 +90,18 @@ struct Recurrent : Net {
     register_module("head", head);
   }
   at::Tensor forward(const at::Tensor& x) override {  // [samples, 6] → [samples, 3]
-    const auto output = std::get<0>(lstm(x.view({-1, 3, 2})));
-    return head(output.select(1, 2));
+    return head(last(x));
   }
-  torch::nn::LSTM lstm{torch::nn::LSTMOptions(2, 5).num_layers(2).batch_first(true)};
-  torch::nn::Linear head{5, 3};
+  at::Tensor last(const at::Tensor& x) {
+    return std::get<0>(lstm(x.view({-1, 3, 2}))).select(1, 2);
+  }
+  std::vector<pipeline::ModelBlock> pipeline_blocks() override {
+    using pipeline::block_of;
+    return {block_of({lstm.ptr()}, [this](const at::Tensor& x) { return last(x); }),
+            block_of(head)};
+  }
+  torch::nn::LSTM lstm{torch::nn::LSTMOptions(2, 6).num_layers(2).batch_first(true)};
+  torch::nn::Linear head{6, 3};
 };
 
 struct Encoder : Net {
