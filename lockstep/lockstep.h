@@ -9,6 +9,7 @@
 #include <lockstep/comm/world/join.h>
 #include <lockstep/device/device_manager.h>
 #include <lockstep/distributed/distributed.h>
+#include <lockstep/distributed/script_module.h>
 #include <lockstep/flight/journal.h>
 #include <lockstep/launch/rank_side/report.h>
 #include <lockstep/mesh/device_mesh.h>

@@ -470,6 +470,15 @@ void DistributedManager::build(const std::function<std::shared_ptr<torch::nn::Mo
   construction.keep_all();
 }
 
+ScriptModule DistributedManager::wrap_model(const torch::jit::Module& script) {
+  ScriptModule model(script);
+  if (model->parameters().empty())
+    throw UsageError("the TorchScript model '{}' has no parameters: torch.jit.freeze() and "
+                     "optimize_for_inference() make constants of them; export it without these",
+                     model->name());
+  return wrap_model(model);
+}
+
 bool DistributedManager::is_wrapped(const ModelRef& model) const {
   return state_->find(model.module().get()) != nullptr;
 }
@@ -483,6 +492,14 @@ int DistributedManager::convert_sync_batchnorm(const ModelRef& model) {
       throw UsageError("'{}' of this '{}' belongs to a model that is wrapped already: call "
                        "convert_sync_batchnorm() before wrap_model()",
                        item.key(), module->name());
+  for (const auto& item : module->named_modules())
+    if (const auto* const script = dynamic_cast<const ScriptModuleImpl*>(item.value().get()))
+      for (const auto& buffer : script->named_buffers())
+        if (buffer.key().ends_with("running_mean"))
+          throw UsageError("'{}' of the TorchScript model '{}' is a batch norm's, and TorchScript "
+                           "does not say how that is called: batch norms that take their "
+                           "statistics over all ranks are those of modules in C++",
+                           buffer.key(), script->name());
   // Tagged where they will stay: moving them later would take the tag away.
   module->to(device());
   // Ranks that have the same samples count them once.

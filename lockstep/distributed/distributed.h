@@ -27,6 +27,7 @@
 #include <lockstep/device/device_manager.h>
 #include <lockstep/distributed/any_model.h>
 #include <lockstep/distributed/config.h>
+#include <lockstep/distributed/script_module.h>
 #include <lockstep/mesh/device_mesh.h>
 #include <lockstep/mesh/tensors.h>
 #include <lockstep/optim/clip.h>
@@ -99,6 +100,22 @@ class DistributedManager {
   template <internal::ModelFactory Make>
   auto wrap_model(Make&& make) {
     return wrap_model(internal::made_in_place(std::forward<Make>(make)));
+  }
+  // The same of a model from TorchScript. Hold what comes back for as long as the model trains: run
+  // the model through it, and pass it to the functions below. UsageError where it has no parameters
+  // any more, as after torch.jit.freeze().
+  //
+  //   auto model = dist.wrap_model(torch::jit::load("model.pt"));
+  [[nodiscard]] ScriptModule wrap_model(const torch::jit::Module& script);
+  // The same of tensors that belong to no module, under these names. They stay the tensors that the
+  // program computes with. Hold what comes back for as long as they train: it stands for them in
+  // the functions below. A name with dots is that of a tensor in modules in each other; where these
+  // are numbers, each is a block of its own, as in a ModuleList.
+  //
+  //   auto model = dist.wrap_parameters({{"blocks.0.weight", w0}, {"blocks.1.weight", w1}});
+  [[nodiscard]] std::shared_ptr<torch::nn::Module> wrap_parameters(
+      const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers = {}) {
+    return wrap_model(internal::module_of_tensors(parameters, buffers));
   }
   // A module by value is moved into a shared_ptr. Where its constructor kept `this`, as for a
   // callback, that leads to where the module was, and to a crash.

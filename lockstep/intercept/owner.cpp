@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -239,9 +241,16 @@ class RunningCall final : public Call {
   std::vector<std::vector<Use>> uses_of_owner_;
 };
 
+thread_local std::exception_ptr* error_to_keep = nullptr;
+
 void on_owned_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                        torch::jit::Stack* stack) {
-  RunningCall(op, keys, *stack).proceed();
+  try {
+    RunningCall(op, keys, *stack).proceed();
+  } catch (const Error&) {
+    if (error_to_keep != nullptr) *error_to_keep = std::current_exception();
+    throw;
+  }
 }
 
 void register_function() {
@@ -292,6 +301,14 @@ void set_alias(const at::Tensor& tensor, const at::Tensor& other, c10::DispatchK
 }
 
 }  // namespace
+
+KeptError::KeptError() : outer_(std::exchange(error_to_keep, &error_)) {}
+
+KeptError::~KeptError() { error_to_keep = outer_; }
+
+void KeptError::rethrow_if_any() const {
+  if (error_ != nullptr) std::rethrow_exception(error_);
+}
 
 void claim_key() {
   // Two steps: after a failed check, a second call must not take our own function for another

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <exception>
 #include <memory>
 #include <span>
 #include <string>
@@ -90,6 +91,23 @@ class Call {
   const c10::OperatorHandle& op_;
   c10::DispatchKeySet keys_;
   torch::jit::Stack& stack_;
+};
+
+// Keeps what an owner throws on this thread while it lives: for calls of code that makes errors of
+// another type of it, as TorchScript's interpreter does.
+class [[nodiscard]] KeptError {
+ public:
+  KeptError();
+  ~KeptError();
+  KeptError(const KeptError&) = delete;
+  KeptError& operator=(const KeptError&) = delete;
+
+  // Throws the last one.
+  void rethrow_if_any() const;
+
+ private:
+  std::exception_ptr error_;
+  std::exception_ptr* outer_;
 };
 
 // No backend of LibTorch uses this key.

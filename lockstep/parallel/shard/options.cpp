@@ -19,7 +19,10 @@ bool is_batch_norm(const torch::nn::Module& module) {
   using namespace torch::nn;
   return dynamic_cast<const BatchNorm1dImpl*>(&module) != nullptr ||
          dynamic_cast<const BatchNorm2dImpl*>(&module) != nullptr ||
-         dynamic_cast<const BatchNorm3dImpl*>(&module) != nullptr;
+         dynamic_cast<const BatchNorm3dImpl*>(&module) != nullptr ||
+         // Parts of a TorchScript model have the names of their classes in Python.
+         module.name() == "BatchNorm1d" || module.name() == "BatchNorm2d" ||
+         module.name() == "BatchNorm3d";
 }
 
 void check(const MixedPrecision& precision) {
