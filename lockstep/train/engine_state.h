@@ -29,7 +29,6 @@
 #include <lockstep/train/job_config.h>
 #include <lockstep/train/named_checkpoints.h>
 #include <lockstep/train/reporter.h>
-#include <lockstep/train/run_folder.h>
 #include <lockstep/train/stepper.h>
 #include <lockstep/train/task.h>
 
