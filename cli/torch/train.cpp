@@ -13,11 +13,10 @@
 #include <lockstep/net/fd.h>
 #include <lockstep/recovery/keep_going.h>
 #include <lockstep/recovery/peer_copies.h>
-#include <lockstep/train/out_of_memory.h>
+#include <lockstep/train/preflight/memory_fit.h>
 #include <lockstep/train/preflight/run_plan.h>
 #include <lockstep/train/stop_request.h>
 #include <lockstep/train/train_language_model.h>
-#include <lockstep/train/train_own_model.h>
 
 #include <cli/train_flags.h>
 

@@ -33,10 +33,9 @@
 #include <lockstep/optim/clip.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/optimizer.h>
-#include <lockstep/optim/parameter_group.h>
+#include <lockstep/optim/parameters.h>
 #include <lockstep/parallel/data_parallel/counted_loss.h>
 #include <lockstep/parallel/data_parallel/model_state.h>
-#include <lockstep/parallel/data_parallel/no_sync.h>
 
 namespace lockstep {
 

@@ -138,13 +138,23 @@ torch::jit::ExtraFilesMap ask_owners(const torch::jit::Module& archive) {
 // Parts of the names of functions in which LibTorch finds that a tensor has no memory.
 constexpr std::array<std::string_view, 2> kReaders = {"data_ptr<", "throw_storage_access_error"};
 
+// Whether the error that is being made has a text with values in it, as that about a tensor of
+// another type than the reader's. That about memory has none, and so another constructor.
+bool has_values_in_text() {
+  const std::string stack = c10::get_backtrace(/*frames_to_skip=*/0);
+  const auto check = stack.find("torchCheckFail(");
+  return check != std::string::npos &&
+         std::string_view(stack).substr(check, stack.find('\n', check) - check).find("std::") !=
+             std::string_view::npos;
+}
+
 std::string stack_with_advice() {
   // The stack without this function and its callers in c10.
   std::string stack = c10::get_backtrace(/*frames_to_skip=*/3);
   if (std::ranges::none_of(
           kReaders,
           [&](std::string_view reader) { return stack.find(reader) != std::string::npos; }) ||
-      !Owners::instance().any_without_memory())
+      !Owners::instance().any_without_memory() || has_values_in_text())
     return stack;
   // Which tensor it is about is not known here.
   return "Lockstep: if this tensor is a parameter that is cut over ranks (FULL_SHARD, "

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/optim/parameter.h>
+#include <lockstep/optim/parameters.h>
 
 namespace lockstep::optim {
 

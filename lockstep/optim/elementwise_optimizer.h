@@ -1,4 +1,6 @@
-// Optimizers that update each element from itself, its gradient and its state.
+// The base of all optimizers: the parameters that they step on, the state and step count of each,
+// and the form in which checkpoints hold these. And optimizers that update each element from
+// itself, its gradient and its state.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +8,84 @@
 #include <utility>
 #include <vector>
 
-#include <lockstep/optim/stateful_optimizer.h>
+#include <lockstep/optim/optimizer.h>
 
 namespace lockstep::optim {
+
+// The rounding of a step on a weight of 16 bits.
+struct NarrowStep {
+  Rounding rounding = Rounding::stochastic;
+  RandomBits random;           // of the weight; those of state i have key + 1 + i
+  double gradient_factor = 1;  // the gradient's own 16 bits would be rounded again
+};
+
+// The numbers of one step of one parameter.
+struct StepNumbers {
+  double learning_rate = 0;
+  double weight_decay = 0;
+  std::int64_t step = 0;  // of this parameter, from 1
+  NarrowStep narrow = {};
+};
+
+// One parameter's part of a step.
+struct ParameterStep {
+  std::string_view name;
+  StepNumbers numbers;
+  // In this process's memory, all tensors are contiguous; the weight is the parameter's own or a
+  // copy, which becomes the parameter's value afterwards.
+  at::Tensor weight;
+  at::Tensor gradient;
+  const std::vector<at::Tensor>* state = nullptr;  // in the order of the state's names
+
+  bool in_memory() const { return weight.device().is_cpu(); }
+  bool is_narrow() const {
+    return weight.scalar_type() == at::kHalf || weight.scalar_type() == at::kBFloat16;
+  }
+};
+
+// Derived classes move the parameters.
+class StatefulOptimizer : public Optimizer {
+ public:
+  void step(double learning_rate, const StepFactor& factor = {}) final;
+  void zero_grad() final;
+  std::vector<NamedTensor> state() const final;
+  void load_state(const std::vector<NamedTensor>& state) final;
+
+ protected:
+  // Whether move() takes weights of Half and BFloat16.
+  enum class NarrowWeights { refused, taken };
+
+  // Zeros of each parameter's shape for each of the names.
+  StatefulOptimizer(std::vector<ParameterGroup> groups, std::vector<std::string> state_names,
+                    NarrowWeights narrow = NarrowWeights::refused);
+
+ private:
+  struct Parameter {
+    NamedParameter named;
+    double weight_decay = 0;
+    double learning_rate_factor = 1;
+    at::ScalarType type = at::kFloat;
+    NarrowStep narrow = {};
+    std::int64_t step = 0;  // with the last step, which may turn out to have been left out
+    bool in_last_step = false;
+    std::vector<at::Tensor> state;
+  };
+
+  // Moves the parameters of one step. Autograd does not record it.
+  virtual void move(const std::vector<ParameterStep>& steps, const StepFactor& factor) = 0;
+  // Whether move() multiplies this parameter's gradient by the factor itself, and leaves the
+  // parameter alone where that is 0; otherwise the gradient was multiplied before.
+  virtual bool takes_factor(const ParameterStep& /*step*/) const { return false; }
+
+  void add(NamedParameter parameter, const ParameterGroup& group);
+  // Waits for the last step's factor.
+  std::int64_t num_steps(const Parameter& parameter) const;
+  void settle_last_step();
+
+  std::vector<std::string> state_names_;
+  std::vector<Parameter> parameters_;
+  StepFactor last_factor_;
+};
 
 // A stretch of a parameter's memory, its gradient's and its state's.
 template <typename T>

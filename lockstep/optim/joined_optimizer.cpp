@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/optim/saved_state.h>
+#include <lockstep/optim/parameters.h>
 
 namespace lockstep::optim {
 

@@ -4,7 +4,7 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/optim/kernels/subtract.h>
+#include <lockstep/optim/kernels/gradients.h>
 #include <lockstep/optim/parallel_blocks.h>
 
 namespace lockstep::optim {

@@ -17,7 +17,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/device/host_memory.h>
-#include <lockstep/optim/parameter_group.h>
+#include <lockstep/optim/parameters.h>
 #include <lockstep/optim/parts.h>
 #include <lockstep/optim/registry/optimizers.h>
 #include <lockstep/optim/registry/registry.h>

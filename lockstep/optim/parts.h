@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/optim/parameter.h>
+#include <lockstep/optim/parameters.h>
 
 namespace lockstep::optim {
 

@@ -9,7 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/mesh/placement/placement.h>
-#include <lockstep/optim/kernels/sum_of_squares.h>
+#include <lockstep/optim/kernels/gradients.h>
 
 namespace lockstep::optim {
 

@@ -44,7 +44,7 @@
 #include <lockstep/distributed/any_model.h>
 #include <lockstep/distributed/distributed.h>
 #include <lockstep/nn/layers/cross_entropy.h>
-#include <lockstep/parallel/data_parallel/no_sync.h>
+#include <lockstep/parallel/data_parallel/model_state.h>
 #include <lockstep/parallel/pipeline/model_blocks.h>
 #include <lockstep/train/engine_config.h>
 

@@ -27,7 +27,6 @@
 #include <lockstep/train/module_pipeline.h>
 #include <lockstep/train/named_checkpoints.h>
 #include <lockstep/train/reporter.h>
-#include <lockstep/train/run_folder.h>
 #include <lockstep/train/stepper.h>
 #include <lockstep/train/task.h>
 

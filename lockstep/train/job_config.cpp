@@ -17,7 +17,7 @@
 #include <lockstep/train/main_rank.h>
 #include <lockstep/train/preflight/run_layout.h>
 #include <lockstep/train/preflight/run_start.h>
-#include <lockstep/train/run_folder.h>
+#include <lockstep/train/reporter.h>
 
 namespace lockstep::train {
 

@@ -1,13 +1,25 @@
 #include <lockstep/train/language_model_task.h>
 
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/held_tensors.h>
 #include <lockstep/checkpoint/tensors.h>
+#include <lockstep/deferred/construction.h>
 #include <lockstep/device/autocast.h>
+#include <lockstep/distributed/config_rules.h>
+#include <lockstep/models/make_model.h>
 #include <lockstep/models/spec/hugging_face.h>
 #include <lockstep/parallel/pipeline/schedule/registry.h>
+#include <lockstep/recompute/wrap_activation_checkpointing.h>
+#include <lockstep/train/job_config.h>
+#include <lockstep/train/main_rank.h>
+#include <lockstep/train/preflight/resume_check.h>
 
 namespace lockstep::train {
 
@@ -185,6 +197,144 @@ std::vector<at::Tensor> LanguageModelPipeline::forward(mesh::Interval layers, in
   if (layers.end < model_->config().num_layers) return {made};
   const at::Tensor loss = model_->loss_of(made, {batch.target, batch.target_on_host}).sum;
   return {scale_ ? scale_(loss) : loss};
+}
+
+namespace {
+
+double seconds_once_done(c10::Device device) {
+  if (!device.is_cpu()) {
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    guard.synchronizeStream(guard.getStream(device));
+  }
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+std::vector<double> seconds_of_layers(models::LanguageModel& model, std::int64_t micro_batch,
+                                      std::int64_t sequence_length,
+                                      std::optional<c10::ScalarType> autocast) {
+  const std::int64_t num_layers = model.config().num_layers;
+  const c10::Device device = model.parameters().front().device();
+  const at::Tensor tokens =
+      at::zeros({micro_batch, sequence_length}, at::dtype(at::kLong).device(device));
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(micro_batch), 0);
+  const auto run = [&](std::int64_t layer) {
+    at::Tensor x;  // [micro_batch, positions, hidden]
+    model.set_random_position(0, rows);
+    std::optional<device::Autocast> cast;
+    if (autocast) cast.emplace(device.type(), *autocast);
+    if (layer > 0) {
+      const at::NoGradGuard no_grad;
+      x = model.run_layers({0, 1}, tokens, {});
+    }
+    if (x.defined()) x.requires_grad_();
+    const double start = seconds_once_done(device);
+    at::Tensor made = model.run_layers({layer, layer + 1}, tokens, x);
+    if (layer + 1 == num_layers) made = model.loss_of(made, tokens).sum;
+    cast.reset();
+    made.sum().backward();
+    const double taken = seconds_once_done(device) - start;
+    for (at::Tensor& parameter : model.parameters()) parameter.mutable_grad() = at::Tensor();
+    return taken;
+  };
+  // The least of a few measurements, because disturbances only make them longer.
+  const auto least = [&](std::int64_t layer) {
+    double seconds = std::numeric_limits<double>::infinity();
+    for (int time = 0; time < 3; ++time) seconds = std::min(seconds, run(layer));
+    return seconds;
+  };
+  std::vector<double> seconds;
+  seconds.push_back(least(0));
+  if (num_layers > 2) seconds.resize(static_cast<std::size_t>(num_layers) - 1, least(1));
+  if (num_layers > 1) seconds.push_back(least(num_layers - 1));
+  return seconds;
+}
+
+namespace {
+
+// All ranks use the main rank's times: with times of their own they would cut different stages.
+std::vector<double> main_ranks_layer_times(models::LanguageModel& model, const TrainConfig& config,
+                                           const ResolvedRun& run, const DistributedManager& dist) {
+  std::vector<double> seconds = seconds_of_layers(
+      model, run.batch.micro, config.data.sequence_length, autocast_of(config, dist.device()));
+  if (!dist.is_main()) std::ranges::fill(seconds, 0.0);
+  return dist.sum(std::move(seconds));
+}
+
+// The axes of ranks that work together on the same samples.
+models::ModelAxes axes_of(const ParallelSection& parallel, DistributedManager& dist) {
+  models::ModelAxes axes;
+  if (parallel.tensor > 1)
+    axes.tensor =
+        std::make_shared<nn::TensorAxis>(dist.mesh().axis("tp"), dist.config().between_layers);
+  if (parallel.context > 1) axes.context = dist.mesh().axis("cp");
+  axes.context_algorithm = parallel.context_algorithm;
+  return axes;
+}
+
+SpreadLanguageModel spread_model(
+    const std::function<std::shared_ptr<models::LanguageModel>()>& make, const TrainConfig& config,
+    const ResolvedRun& run, DistributedManager& dist,
+    std::function<void(const pipeline::Timeline&)> on_timeline) {
+  const ParallelSection& parallel = config.parallel;
+  deferred::Construction construction;
+  SpreadLanguageModel made{.model = construction.construct(make), .pipeline = nullptr};
+  const auto& model = made.model;
+  const bool is_timed = run.pipeline && parallel.balance == StageBalance::time;
+  if (is_timed) {
+    // Layers are timed before they are given to stages, so every rank makes all of them.
+    construction.keep(model->parameters());
+    model->to(dist.device());
+  }
+  model->spread(axes_of(parallel, dist));
+  if (run.pipeline) {
+    RunPipeline stages = *run.pipeline;
+    if (is_timed)
+      stages.layers = balanced_layers(main_ranks_layer_times(*model, config, run, dist),
+                                      stages.schedule.num_stages());
+    made.pipeline = std::make_unique<LanguageModelPipeline>(
+        model, dist.mesh().axis("pp"), stages,
+        LanguageModelPipelineOptions{.device = dist.device(),
+                                     .micro_batch = run.batch.micro,
+                                     .sequence_length = config.data.sequence_length,
+                                     .autocast = autocast_of(config, dist.device()),
+                                     .timeline_step = parallel.timeline_step,
+                                     .on_timeline = std::move(on_timeline)});
+  }
+  construction.keep(model->parameters());
+  construction.keep_all();
+  dist.wrap_model(model);
+  return made;
+}
+
+}  // namespace
+
+SpreadLanguageModel make_language_model(
+    const TrainConfig& config, const ResolvedRun& run, DistributedManager& dist,
+    std::function<void(const pipeline::Timeline&)> on_timeline) {
+  const models::ModelConfig& sizes = run.model;
+  const auto make = [&] {
+    const auto model = models::make_model(sizes, static_cast<std::uint64_t>(config.seed));
+    if (config.recomputed_blocks > 0)
+      SelectiveGradientCheckpointing(*model, config.recomputed_blocks);
+    return model;
+  };
+  SpreadLanguageModel made;
+  if (config.parallel.ranks_together() > 1)
+    made = spread_model(make, config, run, dist, std::move(on_timeline));
+  else
+    made.model = takes_units(dist.config()) ? dist.build_model(make) : dist.wrap_model(make());
+  if (config.model.from.empty()) return made;
+  const auto& model = made.model;
+  // The file is read into whole tensors beside the model's own, which may be cut.
+  const std::vector<NamedTensor> weights = dist.full_state_dict(model);
+  on_main_rank(dist, [&] {
+    load_weights(sizes, weights, config.model.from);
+    return std::string();
+  });
+  dist.load_full_state_dict(model, weights);
+  return made;
 }
 
 }  // namespace lockstep::train

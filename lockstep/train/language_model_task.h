@@ -1,4 +1,5 @@
-// The training task of a language model, and how its pipeline of stages runs.
+// A language model as a training task: how it is made and spread over the ranks, and how its
+// pipeline of stages runs.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +10,16 @@
 #include <string>
 #include <vector>
 
+#include <c10/core/ScalarType.h>
+
 #include <lockstep/data/dataset.h>
+#include <lockstep/distributed/distributed.h>
 #include <lockstep/mesh/tensors.h>
 #include <lockstep/models/language_model.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
+#include <lockstep/train/config/config.h>
 #include <lockstep/train/preflight/pipeline_plan.h>
+#include <lockstep/train/preflight/run_plan.h>
 #include <lockstep/train/task.h>
 
 namespace lockstep::train {
@@ -103,5 +109,26 @@ class LanguageModelTask : public Task {
 void load_weights(const models::ModelConfig& config, const std::vector<NamedTensor>& weights,
                   const std::filesystem::path& folder);
 void load_weights(models::LanguageModel& model, const std::filesystem::path& folder);
+
+// Seconds of forward and backward of a micro-batch, for each layer. The first includes the
+// embedding and the last the head; those between are taken to be alike. `autocast` is the type that
+// operators compute in, as in training. Gradients are undefined afterwards. Every rank that shares
+// the model's layers or sequences calls it, before any stage is cut off.
+std::vector<double> seconds_of_layers(models::LanguageModel& model, std::int64_t micro_batch,
+                                      std::int64_t sequence_length,
+                                      std::optional<c10::ScalarType> autocast = {});
+
+// A model and, if its stages are on several ranks, the pipeline that runs them.
+struct SpreadLanguageModel {
+  std::shared_ptr<models::LanguageModel> model;
+  std::unique_ptr<LanguageModelPipeline> pipeline;
+};
+
+// Every rank calls it. If strategies, a tensor axis or a pipeline cut the model, no rank ever holds
+// all of it: initial values are computed for one parameter, or one unit of parameters, at a time.
+// `on_timeline` is that of LanguageModelPipelineOptions.
+SpreadLanguageModel make_language_model(const TrainConfig& config, const ResolvedRun& run,
+                                        DistributedManager& dist,
+                                        std::function<void(const pipeline::Timeline&)> on_timeline);
 
 }  // namespace lockstep::train

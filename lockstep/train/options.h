@@ -15,7 +15,7 @@
 #include <lockstep/observe/loss_curve.h>
 #include <lockstep/observe/metrics.h>
 #include <lockstep/optim/optimizer.h>
-#include <lockstep/optim/parameter_group.h>
+#include <lockstep/optim/parameters.h>
 #include <lockstep/optim/schedules/loss_scale.h>
 #include <lockstep/optim/schedules/schedule.h>
 #include <lockstep/train/config/config.h>

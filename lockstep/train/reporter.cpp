@@ -1,20 +1,30 @@
 #include <lockstep/train/reporter.h>
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <map>
+#include <optional>
+#include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <lockstep/base/durable_file.h>
+#include <lockstep/base/environment.h>
 #include <lockstep/base/log.h>
 #include <lockstep/device/cuda.h>
 #include <lockstep/flight/journal.h>
+#include <lockstep/net/secret.h>
 #include <lockstep/observe/csv_file.h>
 #include <lockstep/observe/loss_curve.h>
 #include <lockstep/observe/tensorboard_file.h>
-#include <lockstep/train/run_folder.h>
+#include <lockstep/train/preflight/resume_check.h>
 
 namespace lockstep::train {
 
@@ -229,5 +239,62 @@ void Reporter::finish() {
 }
 
 double Reporter::mean_rate() const { return whole_.per_second(); }
+
+namespace {
+
+void make_writable(const std::filesystem::path& folder) {
+  std::error_code failed;
+  std::filesystem::create_directories(folder, failed);
+  if (failed)
+    throw FileError("cannot make the run's folder '{}': {}", folder.string(), failed.message());
+  if (::faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) != 0)
+    throw FileError("nothing can be written in the run's folder '{}': {}", folder.string(),
+                    std::strerror(errno));
+}
+
+}  // namespace
+
+FolderHolder this_generation() {
+  return {.job = net::job_identity(), .generation = read_launch_environment().generation};
+}
+
+std::shared_ptr<const FolderLock> RunFolder::claim() const {
+  make_writable(options_.output);
+  std::optional<FolderHolder> holder = this_generation();
+  if (holder->job.empty()) holder.reset();
+  auto lock = std::make_shared<const FolderLock>(options_.output, holder);
+  make_writable(checkpoints());
+  return lock;
+}
+
+void say_end(Speaker& say, const TrainConfig& config, const TrainingResult& result,
+             const std::string& note) {
+  using End = TrainingResult::End;
+  say("{} at step {}: loss {:.4f}{}{}",
+      result.end == End::finished  ? "done"
+      : result.end == End::stopped ? "stopped"
+                                   : "interrupted",
+      result.step, result.loss,
+      result.validation_loss ? fmt::format(", validation {:.4f}", *result.validation_loss) : "",
+      note);
+  if (result.skipped_steps > 0)
+    say("{} of the steps {} skipped, for a loss or gradient that is not a number or infinite",
+        result.skipped_steps, result.skipped_steps == 1 ? "was" : "were");
+  if (result.end == End::interrupted && !result.checkpoint.empty())
+    say("{}", how_to_go_on(config, result.step));
+}
+
+void say_files(Speaker& say, const TrainerOptions& options, const TrainingResult& result) {
+  say.file("weights", result.checkpoint);
+  if (options.csv) say.file("metrics", RunFolder(options).metrics());
+  if (options.csv) say.file("curve", RunFolder(options).curve());
+}
+
+TrainingResult said_at_the_end(Speaker& say, TrainingResult result) {
+  if (result.end == TrainingResult::End::left)
+    say("left off after step {}, to go on with all nodes", result.step);
+  if (result.output_error == 0) result.output_error = say.error();
+  return result;
+}
 
 }  // namespace lockstep::train

@@ -1,20 +1,32 @@
-// The output of a run: the progress bar, metrics in files, the picture of its loss.
+// The output of a run: its folder, lines for people, the progress bar, metrics in files, the
+// picture of its loss.
 #pragma once
 
+#include <unistd.h>
+
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <c10/core/Device.h>
+#include <spdlog/fmt/fmt.h>
 
+#include <lockstep/base/file.h>
+#include <lockstep/base/folder_lock.h>
 #include <lockstep/distributed/distributed.h>
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/observe/metrics.h>
 #include <lockstep/observe/progress_bar.h>
 #include <lockstep/observe/slow_ranks.h>
+#include <lockstep/train/config/config.h>
 #include <lockstep/train/options.h>
 #include <lockstep/train/task.h>
 
@@ -125,5 +137,81 @@ class Reporter {
   Clock::time_point start_;
   std::optional<double> validation_loss_;
 };
+
+// The job's generation that this process belongs to.
+FolderHolder this_generation();
+
+class RunFolder {
+ public:
+  explicit RunFolder(const TrainerOptions& options) : options_(options) {}
+
+  // Makes the folder if it is missing, and keeps other runs out as long as the lock lives. A lock
+  // of an earlier generation of this job is taken over. UsageError if another run uses the folder,
+  // FileError if nothing can be written.
+  std::shared_ptr<const FolderLock> claim() const;
+
+  // The run's config, resolved: to read, and to train with again.
+  std::filesystem::path config() const { return options_.output / "config.json"; }
+  std::filesystem::path checkpoints() const { return options_.output / "checkpoints"; }
+  // Whether anything says where metrics are.
+  bool has_metrics() const { return !options_.output.empty() || !options_.csv_folder.empty(); }
+  bool has_tensorboard() const {
+    return !options_.output.empty() || !options_.tensorboard_folder.empty();
+  }
+  std::filesystem::path best() const { return options_.output / "best"; }
+  std::filesystem::path metrics() const {
+    return (options_.csv_folder.empty() ? options_.output : options_.csv_folder) / "metrics.csv";
+  }
+  std::filesystem::path tensorboard() const {
+    return options_.tensorboard_folder.empty() ? options_.output / "tensorboard"
+                                               : options_.tensorboard_folder;
+  }
+  std::filesystem::path curve() const { return options_.output / "loss.svg"; }
+
+ private:
+  const TrainerOptions& options_;
+};
+
+// Prints lines about the run, on the main rank.
+class Speaker {
+ public:
+  Speaker(const DistributedManager& dist, int fd) : fd_(dist.is_main() ? fd : -1) {}
+
+  template <typename... Args>
+  void operator()(fmt::format_string<Args...> format, Args&&... args) {
+    if (fd_ < 0) return;
+    const std::string line = fmt::format(format, std::forward<Args>(args)...) + "\n";
+    for (std::string_view rest = line; !rest.empty();) {
+      const ssize_t written = ::write(fd_, rest.data(), rest.size());
+      if (written >= 0) {
+        rest.remove_prefix(static_cast<std::size_t>(written));
+      } else if (errno != EINTR) {
+        // If the stream takes no bytes for now, only this line is lost.
+        if (errno != EAGAIN) error_ = errno;
+        return;
+      }
+    }
+  }
+
+  // Where a file is, if it is there.
+  void file(const char* what, const std::filesystem::path& path) {
+    if (is_there(path)) (*this)("{:<8} {}", what, path.string());
+  }
+
+  // As ProgressBar::error().
+  int error() const { return error_; }
+
+ private:
+  int fd_;
+  int error_ = 0;
+};
+
+// How a run has ended; `note` follows the losses.
+void say_end(Speaker& say, const TrainConfig& config, const TrainingResult& result,
+             const std::string& note = "");
+// Where its files are.
+void say_files(Speaker& say, const TrainerOptions& options, const TrainingResult& result);
+// The result, with what could not be said.
+TrainingResult said_at_the_end(Speaker& say, TrainingResult result);
 
 }  // namespace lockstep::train

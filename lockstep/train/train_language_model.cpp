@@ -29,14 +29,12 @@
 #include <lockstep/train/job_config.h>
 #include <lockstep/train/language_model_task.h>
 #include <lockstep/train/main_rank.h>
-#include <lockstep/train/make_language_model.h>
 #include <lockstep/train/preflight/memory_fit.h>
 #include <lockstep/train/preflight/resume_check.h>
 #include <lockstep/train/preflight/run_layout.h>
 #include <lockstep/train/preflight/run_plan.h>
 #include <lockstep/train/preflight/run_start.h>
-#include <lockstep/train/run_folder.h>
-#include <lockstep/train/speaker.h>
+#include <lockstep/train/reporter.h>
 #include <lockstep/train/stop_request.h>
 #include <lockstep/train/trainer.h>
 

@@ -1,4 +1,5 @@
-// `lockstep train` as a function: trains a language model as a config says.
+// `lockstep train` as functions: trains a language model, or a model of one's own, as a config
+// says.
 #pragma once
 
 #include <memory>
@@ -12,5 +13,9 @@ namespace lockstep::train {
 // of checkpoint.memory_interval, as in TrainerOptions.
 TrainingResult train_language_model(const TrainConfig& config, int output_fd,
                                     std::shared_ptr<PeerCopies> peer_copies);
+
+// The same of the model that the library of model.library has under model.name.
+TrainingResult train_own_model(const TrainConfig& config, int output_fd,
+                               std::shared_ptr<PeerCopies> peer_copies);
 
 }  // namespace lockstep::train

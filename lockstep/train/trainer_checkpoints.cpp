@@ -9,7 +9,7 @@
 #include <lockstep/train/main_rank.h>
 #include <lockstep/train/preflight/resume_check.h>
 #include <lockstep/train/preflight/run_start.h>
-#include <lockstep/train/run_folder.h>
+#include <lockstep/train/reporter.h>
 #include <lockstep/train/trainer.h>
 
 namespace lockstep::train {

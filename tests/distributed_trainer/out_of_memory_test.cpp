@@ -1,5 +1,5 @@
 // The error about too little memory says which settings to make smaller.
-#include <lockstep/train/out_of_memory.h>
+#include <lockstep/train/preflight/memory_fit.h>
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

@@ -9,7 +9,6 @@
 #include <lockstep/models/make_model.h>
 #include <lockstep/parallel/pipeline/schedule/registry.h>
 #include <lockstep/train/language_model_task.h>
-#include <lockstep/train/layer_times.h>
 
 #include "ranks.h"
 

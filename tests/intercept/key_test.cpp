@@ -202,6 +202,9 @@ TEST_F(Intercept, AdviceOnMemoryThatIsNotThereIsGivenWhereItMayBeOurs) {
   const at::Tensor ours = tagged(without_memory());
   EXPECT_THAT(read(ours), HasSubstr("Lockstep: if this tensor is a parameter that is cut"));
   EXPECT_THAT(read(theirs), HasSubstr("Lockstep: if this tensor"));
+  EXPECT_THAT(read(at::ones({3}, at::kDouble)),
+              AllOf(HasSubstr("Double"), Not(HasSubstr("Lockstep:"))))
+      << "it is another error, whatever else is without memory";
 }
 
 TEST_F(Intercept, WhatAnOwnerThrowsComesOutOfTheOperator) {

@@ -9,7 +9,7 @@
 
 #include <lockstep/base/philox.h>
 #include <lockstep/optim/adamw/plain/kernel.h>
-#include <lockstep/optim/kernels/sum_of_squares.h>
+#include <lockstep/optim/kernels/gradients.h>
 #include <lockstep/optim/sgd/plain/kernel.h>
 
 namespace lockstep::optim {

@@ -8,7 +8,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/philox.h>
-#include <lockstep/optim/parameter.h>
+#include <lockstep/optim/parameters.h>
 
 #include "../device/threads.h"
 

@@ -1,5 +1,5 @@
 // The loop by itself, compared with a division of each element, with inf and nan in every place.
-#include <lockstep/optim/kernels/unscale.h>
+#include <lockstep/optim/kernels/gradients.h>
 
 #include <bit>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include <lockstep/optim/unscale.h>
+#include <lockstep/optim/grad_scaler.h>
 
 #include <cmath>
 #include <limits>

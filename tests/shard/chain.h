@@ -4,7 +4,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
 
-#include <lockstep/optim/parameter_group.h>
+#include <lockstep/optim/parameters.h>
 #include <lockstep/parallel/data_parallel/model_parameters.h>
 #include <lockstep/parallel/shard/fully_sharded_data_parallel.h>
 #include <tests/ranks/cells.h>

@@ -72,6 +72,29 @@ void check_other_units(Cells& cells) {
   });
 }
 
+void check_other_call(Cells& cells) {
+  cells.cell("a rank that is in another call than the gradients'", [&] {
+    Chain model(3);
+    Groups groups = shard_over(cells.group());
+    for (const auto& group : {groups.all, groups.gather, groups.reduce})
+      group->set_timeout(milliseconds(5'000));
+    FullyShardedDataParallel parallel(*model, std::move(groups), {.cut = Cut::gradients});
+    std::string text;
+    try {
+      if (cells.rank() == 0)
+        model->forward(at::ones({2, 5})).sum().backward();
+      else
+        cells.group()->barrier().wait();
+    } catch (const std::exception& error) {
+      text = error.what();
+    }
+    cells.expect(text.find("mismatch") != std::string::npos, "no mismatch: " + text);
+    cells.expect(text.find("subject") == std::string::npos, "a number without meaning: " + text);
+    if (cells.rank() == 0)
+      cells.expect(text.find(", unit 'layers.") != std::string::npos, "no unit's name: " + text);
+  });
+}
+
 void check_other_pass(Cells& cells) {
   cells.cell("a rank that has one pass more than the others", [&] {
     Chain model(2);

@@ -29,6 +29,7 @@ const std::map<std::string, void (*)(ranks::Cells&)> kTables = {
     {"--zero-plus-plus", check_zero_plus_plus},
     {"--one-rank-more", check_one_rank_more},
     {"--other-units", check_other_units},
+    {"--other-call", check_other_call},
     {"--other-pass", check_other_pass},
 };
 

@@ -199,18 +199,18 @@ void check_memory(Cells& cells) {
   });
   cells.cell("memory of ZeRO-1", [&] {
     Chain model(kLayers, kWidth);
-    OptimizerShards shards(*model, cells.group());
-    replicate::DistributedDataParallel replicas(*model, cells.group());
-    const auto optimizer = shards.make_optimizer(
+    replicate::DistributedDataParallel replicas(
+        *model, cells.group(), {}, {}, std::make_unique<OptimizerShards>(*model, cells.group()));
+    const auto optimizer = replicas.make_optimizer(
         optim::AdamWOptions{}, optim::decay_groups(data_parallel::trained_parameters(*model), 0.1));
     MemoryReport early;
     for (int step = 0; step < 10; ++step) {
       loss_of(model).backward();
       optimizer->step(0.001);
-      if (step == 2) early = shards.memory_report();
+      if (step == 2) early = replicas.memory_report();
       if (step < 9) optimizer->zero_grad();
     }
-    const MemoryReport late = shards.memory_report();
+    const MemoryReport late = replicas.memory_report();
     expect_no_growth(cells, early, late);
     const double psi = num_parameters(model);
     expect_about(cells, late.at_rest(), 8 * psi + 8 * psi / ranks);

@@ -24,6 +24,7 @@ TEST(Sharded, MemoryOnTwoRanks) { ranks::expect_cells_pass(2, {"--memory"}); }
 TEST(Sharded, MemoryOnFourRanks) { ranks::expect_cells_pass(4, {"--memory"}); }
 TEST(Sharded, ARankThatUsesMoreThanOthers) { ranks::expect_cells_pass(2, {"--one-rank-more"}); }
 TEST(Sharded, RanksThatUseOtherUnits) { ranks::expect_cells_pass(3, {"--other-units"}); }
+TEST(Sharded, ARankInAnotherCall) { ranks::expect_cells_pass(2, {"--other-call"}); }
 TEST(Sharded, RanksInAnotherPass) { ranks::expect_cells_pass(2, {"--other-pass"}); }
 
 }  // namespace

@@ -33,6 +33,7 @@ void check_gathers(ranks::Cells& cells);
 // Ranks that run different programs. Each table ends its group, which has a short deadline.
 void check_one_rank_more(ranks::Cells& cells);
 void check_other_units(ranks::Cells& cells);
+void check_other_call(ranks::Cells& cells);
 void check_other_pass(ranks::Cells& cells);
 
 }  // namespace lockstep::shard

@@ -6,7 +6,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/nn/tensor_parallel/tensor_parallel.h>
 #include <lockstep/optim/optimizer.h>
-#include <lockstep/optim/parameter_group.h>
+#include <lockstep/optim/parameters.h>
 #include <lockstep/parallel/replicate/distributed_data_parallel.h>
 #include <lockstep/parallel/shard/fully_sharded_data_parallel.h>
 #include <lockstep/parallel/shard/optimizer_shards.h>

@@ -111,8 +111,11 @@ void Link::check_message(const Fingerprint& mine, std::size_t my_bytes, const Fi
     text = fmt::format("Rank {} is in generation {} of the group, rank {} in {}.", peer_,
                        theirs.generation, self_, mine.generation);
   } else {
-    text = fmt::format("Rank {} called {}, but rank {} called {}.", self_, mine.text_with_subject(),
-                       peer_, theirs.text_with_subject());
+    // A caller that gives subjects knows what their numbers mean; another one could not say.
+    const std::string ours = mine.text_with_subject();
+    const bool has_subject = ours != mine.text();
+    text = fmt::format("Rank {} called {}, but rank {} called {}.", self_, ours, peer_,
+                       has_subject ? theirs.text_with_subject() : theirs.text());
   }
   throw CommError(
       {.fault = Fault::mismatch,

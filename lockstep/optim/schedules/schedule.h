@@ -121,7 +121,7 @@ struct ScheduleType {
   ScheduleOptions options;  // which a config changes
 };
 
-// The types of schedules.h, followed by the registered ones. Threading: any thread.
+// Our own types, followed by the registered ones. Threading: any thread.
 std::vector<ScheduleType> schedule_types();
 
 // The name that a struct of options stands under; its C++ name where it has none.

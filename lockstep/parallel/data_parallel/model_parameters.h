@@ -12,7 +12,7 @@
 
 #include <lockstep/intercept/owner.h>
 #include <lockstep/mesh/tensors.h>
-#include <lockstep/optim/parameter_group.h>
+#include <lockstep/optim/parameters.h>
 
 namespace lockstep::data_parallel {
 

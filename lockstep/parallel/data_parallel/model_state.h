@@ -1,9 +1,12 @@
-// Answers about a model that is spread over ranks: the totals of a step, its memory, and how its
-// state is handed out.
+// What the users of a model that is spread over ranks hold in their hands: guards of gradient
+// accumulation, the totals of a step, its memory, and how its state is handed out.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 
@@ -47,6 +50,51 @@ struct MemoryReport {
 
   // A few lines for people.
   std::string text() const;
+};
+
+namespace internal {
+
+// Changes a setting of an exchange of gradients for as long as it lives.
+class [[nodiscard]] PassGuard {
+ public:
+  explicit PassGuard(std::function<void()> restore) : restore_(std::move(restore)) {}
+  PassGuard(PassGuard&& other) noexcept : restore_(std::exchange(other.restore_, nullptr)) {}
+  PassGuard& operator=(PassGuard&&) = delete;
+  ~PassGuard() {
+    if (restore_) restore_();
+  }
+
+ private:
+  std::function<void()> restore_;
+};
+
+}  // namespace internal
+
+// While one of these lives, backward passes leave their gradients on the rank, to be exchanged with
+// those of the next pass without it.
+class [[nodiscard]] NoSync : public internal::PassGuard {
+ public:
+  // `Exchanger` sums gradients over ranks where set_exchange() lets it.
+  template <typename Exchanger>
+  explicit NoSync(std::shared_ptr<Exchanger> exchanger)
+      : PassGuard([exchanger, before = exchanger->exchange_is_on()] {
+          exchanger->set_exchange(before);
+        }) {
+    exchanger->set_exchange(false);
+  }
+};
+
+// While one of these lives, further passes of the step follow: gradients are divided by the samples
+// of all passes after the last one, which comes without it.
+class [[nodiscard]] Accumulation : public internal::PassGuard {
+ public:
+  template <typename Exchanger>
+  explicit Accumulation(std::shared_ptr<Exchanger> exchanger)
+      : PassGuard([exchanger, before = exchanger->more_passes()] {
+          exchanger->set_more_passes(before);
+        }) {
+    exchanger->set_more_passes(true);
+  }
 };
 
 }  // namespace lockstep::data_parallel

@@ -5,9 +5,63 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/optim/checked_optimizer.h>
 
 namespace lockstep::data_parallel {
+
+// The optimizer of a strategy. It asks the model before it does anything, tells it what was done to
+// gradients, and counts its state for as long as it is there.
+class ParallelModel::ModelOptimizer final : public optim::Optimizer {
+ public:
+  ModelOptimizer(std::unique_ptr<optim::Optimizer> optimizer, ParallelModel& model)
+      : optimizer_(std::move(optimizer)),
+        model_(model),
+        alive_(model.optimizer_bytes_),
+        last_exchange_(model.gradients().num_exchanges()) {
+    for (const NamedTensor& one : optimizer_->state())
+      bytes_ += static_cast<std::int64_t>(one.tensor.nbytes());
+    *model.optimizer_bytes_ += bytes_;
+  }
+  ~ModelOptimizer() override {
+    if (const auto total = alive_.lock()) *total -= bytes_;
+  }
+
+  void step(double learning_rate, const optim::StepFactor& factor) override {
+    check_alive();
+    const GradientExchange& exchange = model_.gradients();
+    exchange.run_check([this] { model_.check_step(); });
+    if (std::exchange(last_exchange_, exchange.num_exchanges()) == exchange.num_exchanges())
+      model_.check_own_gradients();
+    optimizer_->step(learning_rate, factor);
+  }
+  void zero_grad() override {
+    check_alive();
+    optimizer_->zero_grad();
+    model_.gradients().follow_dropped();
+  }
+  std::vector<NamedTensor> state() const override {
+    check_alive();
+    return optimizer_->state();
+  }
+  void load_state(const std::vector<NamedTensor>& state) override {
+    check_alive();
+    optimizer_->load_state(state);
+  }
+
+ private:
+  void check_alive() const {
+    if (alive_.expired())
+      throw UsageError(
+          "the model of this optimizer is gone, or the manager that spread it over the ranks: keep "
+          "both, the latter as setup_distributed() returned it, for as long as the optimizer is "
+          "used");
+  }
+
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  ParallelModel& model_;  // while alive_ is not expired
+  std::weak_ptr<std::int64_t> alive_;
+  std::int64_t last_exchange_;
+  std::int64_t bytes_ = 0;
+};
 
 ParallelModel::ParallelModel(const torch::nn::Module& module,
                              std::shared_ptr<comm::Communicator> group, ModelContext context)
@@ -29,24 +83,8 @@ std::unique_ptr<optim::Optimizer> ParallelModel::make_optimizer(
                      "tensor axis: use an optimizer that goes by elements, such as AdamW, or a "
                      "tensor axis of 1",
                      optim::name_of(options));
-  return optim::checked(
-      do_make_optimizer(options, names_.renamed(std::move(groups))),
-      {.before_use =
-           [weak = std::weak_ptr<void>(alive_)] {
-             if (weak.expired())
-               throw UsageError(
-                   "the model of this optimizer is gone, or the manager that spread it over the "
-                   "ranks: keep both, the latter as setup_distributed() returned it, for as long "
-                   "as the optimizer is used");
-           },
-       .before_step =
-           [this, last = gradients().num_exchanges()]() mutable {
-             const GradientExchange& exchange = gradients();
-             exchange.run_check([this] { check_step(); });
-             if (std::exchange(last, exchange.num_exchanges()) == exchange.num_exchanges())
-               check_own_gradients();
-           },
-       .after_zero_grad = [this] { gradients().follow_dropped(); }});
+  return std::make_unique<ModelOptimizer>(
+      do_make_optimizer(options, names_.renamed(std::move(groups))), *this);
 }
 
 optim::ClipResult ParallelModel::clip_gradients(double max_norm) {

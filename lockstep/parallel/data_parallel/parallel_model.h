@@ -19,7 +19,6 @@
 #include <lockstep/parallel/data_parallel/gradient_exchange.h>
 #include <lockstep/parallel/data_parallel/model_parameters.h>
 #include <lockstep/parallel/data_parallel/model_state.h>
-#include <lockstep/parallel/data_parallel/no_sync.h>
 
 namespace lockstep::data_parallel {
 
@@ -43,7 +42,7 @@ class OptimizerPartition {
   virtual void take_back() = 0;
 
   virtual std::string describe() const = 0;
-  virtual MemoryReport memory_report() const = 0;  // without buffers
+  virtual MemoryReport memory_report() const = 0;  // without buffers and the optimizer's state
 };
 
 // A job's settings for the strategy of each of its models.
@@ -158,10 +157,14 @@ class ParallelModel {
 
   comm::Communicator& group() const { return *group_; }
   const ModelContext& context() const { return context_; }
+  // Bytes of the state of the optimizers that there are.
+  std::int64_t optimizer_bytes() const { return *optimizer_bytes_; }
   // Where operators use the parameters.
   c10::Device device() const { return names_.all().front().tensor.device(); }
 
  private:
+  class ModelOptimizer;
+
   virtual GradientExchange& gradients() const = 0;
   virtual std::unique_ptr<optim::Optimizer> do_make_optimizer(
       const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) = 0;
@@ -180,7 +183,8 @@ class ParallelModel {
   TensorNames names_;
   std::shared_ptr<comm::Communicator> group_;
   ModelContext context_;
-  const std::shared_ptr<void> alive_ = std::make_shared<char>();
+  // Optimizers know by it whether this lives.
+  const std::shared_ptr<std::int64_t> optimizer_bytes_ = std::make_shared<std::int64_t>(0);
 };
 
 }  // namespace lockstep::data_parallel

@@ -1,4 +1,4 @@
-#include <lockstep/parallel/data_parallel/write_guard.h>
+#include <lockstep/parallel/data_parallel/gradient_exchange.h>
 
 #include <algorithm>
 #include <array>

@@ -7,7 +7,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/optim/counted_optimizer.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/data_parallel/model_parameters.h>
 
@@ -64,7 +63,7 @@ class WholeOptimizer final : public data_parallel::OptimizerPartition {
 
   std::unique_ptr<optim::Optimizer> make_optimizer(
       const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
-    return optim::counted(optim::make_optimizer(options, std::move(groups)), optimizer_bytes_);
+    return optim::make_optimizer(options, std::move(groups));
   }
   std::vector<NamedTensor> full_optimizer_state(const optim::Optimizer& optimizer,
                                                 const StateDictOptions& options) override {
@@ -93,7 +92,7 @@ class WholeOptimizer final : public data_parallel::OptimizerPartition {
                        group_->size());
   }
   MemoryReport memory_report() const override {
-    MemoryReport report{.optimizer = *optimizer_bytes_};
+    MemoryReport report;
     for (const auto& [name, parameter] : parameters_) {
       report.num_parameters += parameter.numel();
       report.parameters += bytes_of(parameter);
@@ -105,7 +104,6 @@ class WholeOptimizer final : public data_parallel::OptimizerPartition {
  private:
   std::vector<NamedTensor> parameters_;
   std::shared_ptr<comm::Communicator> group_;
-  std::shared_ptr<std::int64_t> optimizer_bytes_ = std::make_shared<std::int64_t>(0);
 };
 
 }  // namespace
@@ -164,6 +162,7 @@ std::vector<mesh::HeldTensor> DistributedDataParallel::held_optimizer_state(
 
 MemoryReport DistributedDataParallel::memory_report() const {
   MemoryReport report = partition_->memory_report();
+  report.optimizer = optimizer_bytes();
   for (const auto& [name, buffer] : names().distinct_buffers()) report.buffers += bytes_of(buffer);
   return report;
 }

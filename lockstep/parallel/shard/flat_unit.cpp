@@ -386,4 +386,11 @@ std::string describe_units(std::span<const std::unique_ptr<FlatUnit>> units) {
          fmt::format("{} units, {} parameters in all", units.size(), count_parameters(units));
 }
 
+std::string with_unit_names(std::string text, std::span<const std::unique_ptr<FlatUnit>> units) {
+  return comm::name_subjects(std::move(text), [&](std::int32_t subject) -> std::string {
+    const auto unit = static_cast<std::size_t>(subject);
+    return unit < units.size() ? fmt::format("unit '{}'", units[unit]->name()) : "";
+  });
+}
+
 }  // namespace lockstep::shard

@@ -211,4 +211,18 @@ std::int64_t count_parameters(std::span<const std::unique_ptr<FlatUnit>> units);
 // and what a rank holds; then all of them together.
 std::string describe_units(std::span<const std::unique_ptr<FlatUnit>> units);
 
+// The subjects of calls about units are the units' numbers. In a message they become their names.
+std::string with_unit_names(std::string text, std::span<const std::unique_ptr<FlatUnit>> units);
+// Runs such calls: what they throw names units.
+template <typename Calls>
+auto naming_units(std::span<const std::unique_ptr<FlatUnit>> units, const Calls& calls) {
+  try {
+    return calls();
+  } catch (const CommError& error) {
+    CommError::Details details = error.details();
+    details.explanation = with_unit_names(std::move(details.explanation), units);
+    throw CommError(std::move(details));
+  }
+}
+
 }  // namespace lockstep::shard

@@ -2,20 +2,21 @@
 
 #include <algorithm>
 #include <map>
+#include <string>
+#include <unordered_set>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/device/autocast.h>
 #include <lockstep/intercept/owner.h>
-#include <lockstep/optim/counted_optimizer.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/data_parallel/model_parameters.h>
 #include <lockstep/parallel/data_parallel/save_guard.h>
 #include <lockstep/parallel/shard/flat_unit.h>
 #include <lockstep/parallel/shard/gradient_norm.h>
-#include <lockstep/parallel/shard/low_precision_operators.h>
 #include <lockstep/parallel/shard/optimizer_state.h>
 #include <lockstep/parallel/shard/sharded_optimizer.h>
 #include <lockstep/parallel/shard/sizes/strategy.h>
@@ -23,6 +24,66 @@
 #include <lockstep/parallel/shard/wrapping_checks.h>
 
 namespace lockstep::shard {
+
+// A model that was written for Float hands Float to its first layer, whose weights are now of 16
+// bits. Such an operator runs under LibTorch's autocast, which casts its inputs where that is safe,
+// and in a way that backward follows; all others run as they are.
+//
+// Threading: as LibTorch's operators.
+class LowPrecisionOperators final : public intercept::Owner {
+ public:
+  explicit LowPrecisionOperators(c10::ScalarType type) : type_(type) {}
+
+  void on_call(intercept::Call& call, std::span<const intercept::Use> uses) override;
+  bool only_listens() const override { return true; }
+
+ private:
+  c10::ScalarType type_;
+};
+
+namespace {
+
+bool is_float(const c10::IValue& value) {
+  if (value.isTensor())
+    return value.toTensor().defined() && value.toTensor().scalar_type() == at::kFloat;
+  if (value.isTensorList())
+    return std::ranges::any_of(value.toTensorVector(), [](const at::Tensor& tensor) {
+      return tensor.defined() && tensor.scalar_type() == at::kFloat;
+    });
+  return false;
+}
+
+// Autocast knows these on GPUs alone.
+bool autocast_lacks(const std::string& op) {
+  static const std::unordered_set<std::string> names = {"aten::layer_norm", "aten::group_norm",
+                                                        "aten::lstm",       "aten::gru",
+                                                        "aten::rnn_tanh",   "aten::rnn_relu"};
+  return names.contains(op);
+}
+
+c10::IValue cast(const c10::IValue& value, c10::ScalarType type) {
+  if (value.isTensor()) return value.toTensor().to(type);
+  std::vector<at::Tensor> tensors = value.toTensorVector();
+  for (at::Tensor& tensor : tensors)
+    if (tensor.defined() && tensor.scalar_type() == at::kFloat) tensor = tensor.to(type);
+  return tensors;
+}
+
+void cast_inputs(intercept::Call& call, c10::ScalarType type) {
+  torch::jit::Stack& stack = call.stack();
+  for (std::size_t i = stack.size() - call.arguments().size(); i < stack.size(); ++i)
+    if (is_float(stack[i])) stack[i] = cast(stack[i], type);
+}
+
+}  // namespace
+
+void LowPrecisionOperators::on_call(intercept::Call& call, std::span<const intercept::Use> uses) {
+  if (std::ranges::none_of(call.arguments(), is_float)) return call.proceed();
+  const c10::Device device = uses.front().tensor.device();
+  if (device.is_cpu() && autocast_lacks(call.op().operator_name().name)) cast_inputs(call, type_);
+  const device::Autocast autocast(device.type(), type_, device::CastCache::unused);
+  call.proceed();
+}
 
 namespace {
 
@@ -197,7 +258,7 @@ std::unique_ptr<optim::Optimizer> FullyShardedDataParallel::do_make_optimizer(
   if (options_.mixed_precision.master_dtype)
     for (optim::ParameterGroup& group : groups)
       group.sixteen_bits = options_.mixed_precision.master_rounding;
-  auto optimizer = make_sharded_optimizer(
+  return make_sharded_optimizer(
       {.name = module_name_,
        .units = units_,
        .group = groups_.reduce,
@@ -209,7 +270,6 @@ std::unique_ptr<optim::Optimizer> FullyShardedDataParallel::do_make_optimizer(
            },
        .after_step = [this] { after_step(); }},
       options, std::move(groups));
-  return optim::counted(std::move(optimizer), optimizer_bytes_);
 }
 
 void FullyShardedDataParallel::check_step() {
@@ -341,8 +401,10 @@ void FullyShardedDataParallel::held_state_written() {
   for (std::size_t unit = 0; unit < units_.size(); ++unit) {
     units_[unit]->part_changed();
     if (units_[unit]->residence() != Residence::gathered) continue;
-    units_[unit]->start_gather({.subject = static_cast<std::int32_t>(unit)});
-    units_[unit]->finish_gather();
+    naming_units(units_, [&] {
+      units_[unit]->start_gather({.subject = static_cast<std::int32_t>(unit)});
+      units_[unit]->finish_gather();
+    });
   }
 }
 
@@ -382,7 +444,7 @@ MemoryReport FullyShardedDataParallel::memory_report() const {
     report.on_host += unit->host_bytes_at_rest();
   }
   (sharder_->sums_on_host() ? report.on_host : report.gradients) += sharder_->gradient_bytes();
-  (sharder_->sums_on_host() ? report.on_host : report.optimizer) += *optimizer_bytes_;
+  (sharder_->sums_on_host() ? report.on_host : report.optimizer) += optimizer_bytes();
   report.buffers = bytes_of(buffers_);
   const BufferPool::Usage gathered = gathered_memory_->usage();
   report.gathered_now = gathered.taken_bytes;

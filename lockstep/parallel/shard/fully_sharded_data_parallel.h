@@ -12,7 +12,6 @@
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/parallel/data_parallel/parallel_model.h>
 #include <lockstep/parallel/shard/gradient_sharder.h>
-#include <lockstep/parallel/shard/groups.h>
 #include <lockstep/parallel/shard/options.h>
 
 namespace lockstep::shard {
@@ -91,8 +90,6 @@ class FullyShardedDataParallel final : public data_parallel::ParallelModel {
   std::shared_ptr<ParameterGatherer> gatherer_;
   std::shared_ptr<LowPrecisionOperators> low_precision_;  // where operators compute in 16 bits
   std::shared_ptr<GradientSharder> sharder_;
-  // Bytes of the state of the optimizers that there are.
-  std::shared_ptr<std::int64_t> optimizer_bytes_ = std::make_shared<std::int64_t>(0);
 };
 
 }  // namespace lockstep::shard

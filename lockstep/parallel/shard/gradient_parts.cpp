@@ -59,7 +59,8 @@ void GradientSharder::collect(Slot& slot, const at::Tensor& gradient) {
 }
 
 void GradientSharder::launch_ready() {
-  while (next_ < order_.size() && states_[order_[next_]].pending == 0) launch(order_[next_++]);
+  while (next_ < order_.size() && states_[order_[next_]].pending == 0)
+    naming_units(model_.units, [&] { launch(order_[next_++]); });
 }
 
 void GradientSharder::launch(std::size_t index) {
@@ -111,7 +112,7 @@ bool GradientSharder::divides_in_flight(const FlatUnit& unit) const {
 // waits for itself. So nobody waits for long, and nobody does again.
 bool GradientSharder::oldest_has_come() {
   const Deadline end = Deadline::after(kPatience);
-  while (!advance(in_flight_.front())) {
+  while (!naming_units(model_.units, [&] { return advance(in_flight_.front()); })) {
     if (!patient_) return false;
     if (end.passed()) {
       patient_ = false;
@@ -160,7 +161,7 @@ void GradientSharder::add_replicas(std::size_t index) {
 }
 
 void GradientSharder::settle_oldest() {
-  settle(in_flight_.front());
+  naming_units(model_.units, [&] { settle(in_flight_.front()); });
   in_flight_.pop_front();
 }
 

@@ -6,18 +6,53 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include <lockstep/comm/communicator.h>
 #include <lockstep/comm/quantized.h>
+#include <lockstep/intercept/owner.h>
+#include <lockstep/mesh/tensors.h>
 #include <lockstep/parallel/data_parallel/gradient_exchange.h>
-#include <lockstep/parallel/shard/absent_gradients.h>
 #include <lockstep/parallel/shard/flat_unit.h>
-#include <lockstep/parallel/shard/groups.h>
+#include <lockstep/parallel/shard/options.h>
 #include <lockstep/parallel/shard/parameter_gatherer.h>
 #include <lockstep/parallel/shard/sharded_optimizer.h>
 
 namespace lockstep::shard {
+
+// Stand-ins for gradients: .grad() of a parameter has one while the gradient itself lies in parts
+// on the ranks. It is a tensor of the parameter's shape without memory. It says that there is a
+// gradient: dropping it from .grad() drops the gradient, zeroing it zeroes it. Any other operator
+// on it, as an optimizer over model->parameters() would call, throws a UsageError that says what to
+// do instead.
+//
+// Threading: as LibTorch's operators.
+class AbsentGradients final : public intercept::Owner,
+                              public std::enable_shared_from_this<AbsentGradients> {
+ public:
+  static std::shared_ptr<AbsentGradients> make(const std::vector<NamedTensor>& parameters);
+
+  void put(std::size_t index, const at::Tensor& parameter) const;
+  bool is_in(std::size_t index, const at::Tensor& parameter) const;
+
+  // Whether it was zeroed since put() or the last time this was asked to forget.
+  bool was_zeroed(std::size_t index) const { return entries_[index].zeroed; }
+  void forget_zeroing(std::size_t index) { entries_[index].zeroed = false; }
+
+  void on_call(intercept::Call& call, std::span<const intercept::Use> uses) override;
+  void on_save(const at::Tensor& tensor) const override;
+
+ private:
+  struct Entry {
+    std::string name;
+    at::Tensor stand_in;
+    bool zeroed = false;
+  };
+
+  std::vector<Entry> entries_;
+  std::unordered_map<const c10::StorageImpl*, std::size_t> by_memory_;
+};
 
 // Hooks into the gradient accumulator of each trained parameter. What has come for a unit is
 // collected in one memory, which leaves when the last one has come and the units before it have

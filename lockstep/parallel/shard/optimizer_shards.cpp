@@ -2,7 +2,6 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
-#include <lockstep/optim/counted_optimizer.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/data_parallel/model_parameters.h>
 #include <lockstep/parallel/shard/flat_unit.h>
@@ -29,7 +28,7 @@ OptimizerShards::OptimizerShards(torch::nn::Module& module,
 
 std::unique_ptr<optim::Optimizer> OptimizerShards::make_optimizer(
     const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) {
-  auto optimizer = make_sharded_optimizer(
+  return make_sharded_optimizer(
       {.name = module_name_,
        .units = units_,
        .group = group_,
@@ -46,7 +45,6 @@ std::unique_ptr<optim::Optimizer> OptimizerShards::make_optimizer(
            },
        .after_step = [this] { refresh(units_); }},
       options, std::move(groups));
-  return optim::counted(std::move(optimizer), optimizer_bytes_);
 }
 
 std::vector<NamedTensor> OptimizerShards::full_optimizer_state(const optim::Optimizer& optimizer,
@@ -81,7 +79,6 @@ MemoryReport OptimizerShards::memory_report() const {
       if (parameter.tensor.grad().defined())
         report.gradients += static_cast<std::int64_t>(parameter.tensor.grad().nbytes());
   }
-  report.optimizer = *optimizer_bytes_;
   return report;
 }
 

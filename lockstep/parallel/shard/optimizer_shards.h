@@ -45,8 +45,6 @@ class OptimizerShards final : public data_parallel::OptimizerPartition {
   std::shared_ptr<comm::Communicator> group_;
   std::string module_name_;
   std::vector<std::unique_ptr<FlatUnit>> units_;
-  // Bytes of the state of the optimizers that there are.
-  std::shared_ptr<std::int64_t> optimizer_bytes_ = std::make_shared<std::int64_t>(0);
 };
 
 }  // namespace lockstep::shard

@@ -61,14 +61,6 @@ bool gives_other_memory(const intercept::Call& call, std::span<const intercept::
           : fmt::format("a view of a parameter of the sharded unit '{}'", unit.name()));
 }
 
-// The subjects of the group's calls are the numbers of units.
-std::string with_unit_names(std::string text, std::span<const std::unique_ptr<FlatUnit>> units) {
-  return comm::name_subjects(std::move(text), [&](std::int32_t subject) -> std::string {
-    const auto unit = static_cast<std::size_t>(subject);
-    return unit < units.size() ? fmt::format("unit '{}'", units[unit]->name()) : "";
-  });
-}
-
 }  // namespace
 
 ParameterGatherer::ParameterGatherer(std::span<const std::unique_ptr<FlatUnit>> units,

@@ -243,15 +243,17 @@ std::unique_ptr<optim::Optimizer> make_sharded_optimizer(
 }
 
 void refresh(std::span<const std::unique_ptr<FlatUnit>> units) {
-  for (std::size_t unit = 0; unit < units.size(); ++unit) {
-    if (!units[unit]->is_trained()) continue;
-    if (units[unit]->residence() == Residence::gathered)
-      units[unit]->start_gather({.subject = static_cast<std::int32_t>(unit)});
-    for (const NamedTensor& parameter : units[unit]->parameters())
-      parameter.tensor.unsafeGetTensorImpl()->bump_version();
-  }
-  for (const auto& unit : units)
-    if (unit->is_trained() && unit->residence() == Residence::gathered) unit->finish_gather();
+  naming_units(units, [&] {
+    for (std::size_t unit = 0; unit < units.size(); ++unit) {
+      if (!units[unit]->is_trained()) continue;
+      if (units[unit]->residence() == Residence::gathered)
+        units[unit]->start_gather({.subject = static_cast<std::int32_t>(unit)});
+      for (const NamedTensor& parameter : units[unit]->parameters())
+        parameter.tensor.unsafeGetTensorImpl()->bump_version();
+    }
+    for (const auto& unit : units)
+      if (unit->is_trained() && unit->residence() == Residence::gathered) unit->finish_gather();
+  });
 }
 
 }  // namespace lockstep::shard

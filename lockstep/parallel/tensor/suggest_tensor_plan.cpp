@@ -2,23 +2,242 @@
 
 #include <algorithm>
 #include <cctype>
+#include <functional>
 #include <map>
+#include <memory>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <utility>
 
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <spdlog/fmt/fmt.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/call.h>
+#include <lockstep/comm/communicator.h>
+#include <lockstep/intercept/owner.h>
+#include <lockstep/nn/tensor_parallel/tensor_axis.h>
 #include <lockstep/nn/tensor_parallel/tensor_plan.h>
-#include <lockstep/parallel/tensor/rehearsal.h>
+#include <lockstep/parallel/tensor/parallelize_module.h>
+#include <lockstep/parallel/tensor/split_tensor.h>
 
 namespace lockstep::tensor {
 
 namespace {
+
+// A rehearsal runs a model on one process as the first rank of many would run it, to see what a
+// plan costs.
+
+// The first rank of a group that has no others. Calls send nothing: gathers repeat this rank's part
+// for every rank, and sums are this rank's. Shapes are those of a real group, values are not.
+//
+// Threading: as any group. Failure: UsageError for calls that plans never make.
+class RehearsalGroup final : public comm::Communicator {
+ public:
+  explicit RehearsalGroup(int num_ranks);
+
+  std::string backend() const override { return "rehearsal"; }
+  bool canonical_order() const override { return false; }
+  std::optional<std::vector<std::uint64_t>> sent_bytes() const override { return {}; }
+
+  struct Calls {
+    std::int64_t sums = 0;
+    std::int64_t summed_bytes = 0;
+    std::int64_t gathered_bytes = 0;  // of whole tensors
+  };
+  const Calls& calls() const { return calls_; }
+  void forget_calls() { calls_ = {}; }
+
+ private:
+  std::shared_ptr<comm::PendingCall> do_start(comm::Call call) override;
+  std::shared_ptr<Communicator> do_split(const comm::SplitRequest& request,
+                                         Deadline deadline) override;
+  void do_abort(const std::string&) override {}
+  at::Tensor do_allocate(at::IntArrayRef sizes, at::ScalarType dtype) override;
+  void do_check(comm::Operation, const at::Tensor&) const override {}
+
+  Calls calls_;
+};
+
+// The gathers and calls that a step made with the layers of a plan.
+struct Rehearsed {
+  std::vector<Gathered> gathers;
+  RehearsalGroup::Calls calls;
+  std::vector<LayerUse> uses;
+  std::int64_t parameter_bytes = 0;  // of a rank
+};
+
+class OverAtOnce final : public comm::PendingCall {
+ public:
+  bool done() const override { return true; }
+  void wait_on_host(Deadline) override {}
+  void wait() override {}
+};
+
+comm::GroupInfo info_of(int num_ranks) {
+  comm::GroupInfo info{.name = "rehearsal"};
+  info.global_ranks.resize(static_cast<std::size_t>(num_ranks));
+  std::iota(info.global_ranks.begin(), info.global_ranks.end(), 0);
+  return info;
+}
+
+std::int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  std::int64_t bytes = 0;
+  for (const at::Tensor& one : tensors) bytes += static_cast<std::int64_t>(one.nbytes());
+  return bytes;
+}
+
+constexpr milliseconds kTimeout{1000};
+
+RehearsalGroup::RehearsalGroup(int num_ranks) : Communicator(info_of(num_ranks), kTimeout) {}
+
+std::shared_ptr<comm::PendingCall> RehearsalGroup::do_start(comm::Call call) {
+  const c10::NoGradGuard no_grad;
+  switch (call.fingerprint.operation) {
+    case comm::Operation::all_reduce:
+      ++calls_.sums;
+      calls_.summed_bytes += bytes_of(call.outputs);
+      break;
+    case comm::Operation::all_gather: {
+      calls_.gathered_bytes += bytes_of(call.outputs);
+      const at::Tensor& mine = call.inputs.front();
+      if (call.outputs.size() == 1)
+        call.outputs.front().view({size(), -1}).copy_(mine.view({1, -1}).expand({size(), -1}));
+      else
+        for (const at::Tensor& output : call.outputs) output.view({-1}).copy_(mine.view({-1}));
+      break;
+    }
+    case comm::Operation::broadcast: break;
+    default:
+      throw UsageError("{} is no call of a tensor plan", comm::name(call.fingerprint.operation));
+  }
+  recorder().mark(call.flight_entry, flight::State::finished);
+  return std::make_shared<OverAtOnce>();
+}
+
+std::shared_ptr<comm::Communicator> RehearsalGroup::do_split(const comm::SplitRequest&, Deadline) {
+  throw UsageError("split is no call of a tensor plan");
+}
+
+at::Tensor RehearsalGroup::do_allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
+  return at::empty(sizes, dtype);
+}
+
+// Puts a model back as it was when this was made.
+//
+// Ownership: refers to the model. Failure: the destructor ends the process where LibTorch refuses
+// to give a parameter its own memory back.
+class Original {
+ public:
+  explicit Original(torch::nn::Module& model) : model_(model) {
+    const c10::NoGradGuard no_grad;
+    for (const at::Tensor& parameter : model.parameters())
+      parameters_.push_back({parameter, parameter.variable_data(),
+                             torch::autograd::impl::version_counter(parameter), parameter.grad()});
+    for (const at::Tensor& buffer : model.buffers()) buffers_.push_back({buffer, buffer.clone()});
+    std::vector<c10::Device> devices = {at::kCPU};
+    for (const Parameter& one : parameters_)
+      if (one.tensor.is_cuda() && std::ranges::count(devices, one.tensor.device()) == 0)
+        devices.push_back(one.tensor.device());
+    for (const c10::Device& device : devices) {
+      at::Generator generator = at::globalContext().defaultGenerator(device);
+      const std::lock_guard lock(generator.mutex());
+      generators_.push_back({generator, generator.clone()});
+    }
+  }
+  ~Original() {
+    const c10::NoGradGuard no_grad;
+    forget_cuts(model_);
+    for (const Parameter& one : parameters_) {
+      one.tensor.mutable_grad() = at::Tensor();
+      {
+        const c10::impl::ExcludeDispatchKeyGuard unheard(intercept::kKey);
+        one.tensor.set_data(one.data);
+      }
+      torch::autograd::impl::set_version_counter(one.tensor, one.version);
+      if (one.gradient.defined()) one.tensor.mutable_grad() = one.gradient;
+    }
+    for (const auto& [buffer, values] : buffers_) buffer.copy_(values);
+    for (auto& [generator, before] : generators_) {
+      const std::lock_guard lock(generator.mutex());
+      generator.set_state(before.get_state());
+    }
+  }
+  Original(const Original&) = delete;
+  Original& operator=(const Original&) = delete;
+
+ private:
+  struct Parameter {
+    at::Tensor tensor, data;
+    c10::VariableVersion version;
+    at::Tensor gradient;
+  };
+
+  static void forget_cuts(torch::nn::Module& module) {
+    std::string record;
+    for (const auto& item : module.named_children())
+      if (dynamic_cast<const nn::CutRecord*>(item.value().get()) != nullptr)
+        record = item.key();
+      else
+        forget_cuts(*item.value());
+    if (!record.empty()) module.unregister_module(record);
+  }
+
+  torch::nn::Module& model_;
+  std::vector<Parameter> parameters_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> buffers_;
+  std::vector<std::pair<at::Generator, at::Generator>> generators_;
+};
+
+// Cuts the model by the plan over `num_ranks` ranks that are not there, runs the step, and backward
+// from what it returns; then puts the model back as it was: parameters, gradients, buffers, and the
+// default generators. An empty plan is allowed.
+//
+// Failure: UsageError for a plan that parallelize_module() refuses; what the step throws. The model
+// is put back all the same.
+Rehearsed rehearse(torch::nn::Module& model, const Plan& plan, int num_ranks,
+                   const std::function<at::Tensor()>& step) {
+  const auto group = std::make_shared<RehearsalGroup>(num_ranks);
+  const Original original(model);
+  Rehearsed rehearsed;
+  std::shared_ptr<SplitOwner> owner;
+  if (!plan.empty()) {
+    parallelize_module(model, group, plan);
+    for (const at::Tensor& parameter : model.parameters()) {
+      if (is_cut(parameter)) owner = split_of(parameter)->owner;
+      // Gradients that were there are those of the whole model.
+      parameter.mutable_grad() = at::Tensor();
+    }
+    owner->gathers().trace();
+  }
+  for (const at::Tensor& parameter : model.parameters())
+    rehearsed.parameter_bytes += static_cast<std::int64_t>(local_part(parameter).nbytes());
+  group->forget_calls();
+  const at::Tensor result = step();
+  if (result.defined() && result.requires_grad()) result.sum().backward();
+  if (owner != nullptr) {
+    rehearsed.gathers = owner->gathers().all();
+    rehearsed.uses = owner->gathers().uses();
+  }
+  rehearsed.calls = group->calls();
+  return rehearsed;
+}
+
+// Why parallelize_module() would refuse the plan; empty if it would not.
+std::string fault_of_plan(torch::nn::Module& model, const Plan& plan, int num_ranks) {
+  try {
+    check_plan(model, plan, RehearsalGroup(num_ranks));
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
 
 // A layer that may be cut, and what was found out about it.
 struct Candidate {

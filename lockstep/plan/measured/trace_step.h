@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
-#include <lockstep/plan/measured/module_sizes.h>
+#include <lockstep/parallel/shard/unit_plan.h>
 #include <lockstep/plan/memory_estimate.h>
 #include <lockstep/plan/model_sizes.h>
 
@@ -25,5 +25,8 @@ StepTrace trace_step(torch::nn::Module& module, const std::function<at::Tensor()
 // Estimates each rank's memory for this module, from trace_step() and the module's sizes.
 MemoryEstimate estimate_memory(torch::nn::Module& module, const std::function<at::Tensor()>& loss,
                                const MemoryOptions& options, const shard::UnitPolicy& units = {});
+
+// Also of one that a deferred::Construction built without memory for its parameters.
+ModelSizes sizes_of(const torch::nn::Module& module, const shard::UnitPolicy& units = {});
 
 }  // namespace lockstep::plan

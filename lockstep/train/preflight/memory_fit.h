@@ -1,7 +1,9 @@
-// Whether a run fits into memory, and what would: found out before it starts, without LibTorch.
+// Whether a run fits into memory, and what would: found out before it starts, without LibTorch; and
+// the advice for a run that did not.
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <optional>
 #include <string>
@@ -93,5 +95,11 @@ class RunMemory {
 // the memory that there is, and changes that would fit.
 std::string judge_memory(RunMemory& memory, const RunMemory::Choice& choice,
                          const MemoryThere& there);
+
+// Whether the host or a GPU is out of memory, in any of LibTorch's wordings.
+bool is_out_of_memory(const std::exception& error);
+
+// Says how much memory was requested and which settings to make smaller, with the config's numbers.
+std::string out_of_memory_advice(const TrainConfig& config, const std::exception& error);
 
 }  // namespace lockstep::train

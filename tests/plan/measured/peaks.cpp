@@ -9,7 +9,7 @@
 #include <lockstep/device/autocast.h>
 #include <lockstep/device/live_bytes.h>
 #include <lockstep/optim/clip.h>
-#include <lockstep/optim/parameter_group.h>
+#include <lockstep/optim/parameters.h>
 #include <lockstep/parallel/data_parallel/model_parameters.h>
 #include <lockstep/parallel/replicate/distributed_data_parallel.h>
 #include <lockstep/parallel/shard/fully_sharded_data_parallel.h>

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <lockstep/optim/kernels/sum_of_squares.h>
+#include <lockstep/optim/kernels/gradients.h>
 
 struct CUstream_st;
 

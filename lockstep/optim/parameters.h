@@ -1,4 +1,5 @@
-// Parameters that an optimizer treats alike.
+// Tensors by name, as optimizers have them: a model's parameters, in groups that are treated alike,
+// and saved state, which must fit what is there.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +7,27 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/mesh/tensors.h>
 #include <lockstep/optim/kernels/low_precision.h>
-#include <lockstep/optim/parameter.h>
 
 namespace lockstep::optim {
+
+// Shares its storage and its gradient with the model.
+using NamedParameter = NamedTensor;
+
+// UsageError where a tensor is undefined, a name stands for two parameters, or one parameter stands
+// under two names, as shared weights do in torch::nn::Module::named_parameters().
+void check_distinct(const std::vector<NamedParameter>& parameters);
+
+// The gradient that backward left in `.grad()`; undefined if backward did not reach the parameter.
+// UsageError for a gradient that is sparse, not of the parameter's shape, type and device, or cut
+// among ranks so that it has no memory here.
+at::Tensor gradient_of(const NamedParameter& parameter);
+
+// "Float [3, 4]", for messages.
+std::string type_and_shape(const at::Tensor& tensor);
 
 // Selects the parameters of two dims or more that an optimizer of whole matrices, such as Muon,
 // moves as matrices.
@@ -47,5 +65,10 @@ enum class DecayRule {
 // The parameters that decay and those that do not; at most two groups, none of them empty.
 std::vector<ParameterGroup> decay_groups(std::vector<NamedParameter> parameters,
                                          double weight_decay, DecayRule rule = DecayRule::matrices);
+
+// For each of `needed` the tensor of its name in `saved`. UsageError, with the differences, unless
+// the names are the same ones and each tensor is of the needed shape and type.
+std::vector<at::Tensor> match_saved_state(const std::vector<NamedTensor>& needed,
+                                          const std::vector<NamedTensor>& saved);
 
 }  // namespace lockstep::optim
