@@ -16,6 +16,7 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/comm/backends/table.h>
+#include <lockstep/comm/transport/endpoint.h>
 #include <lockstep/comm/world/backends.h>
 #include <lockstep/net/fd.h>
 #include <lockstep/store/client.h>

@@ -29,6 +29,15 @@ enum class Sums : std::uint8_t {
   its_own,    // within rounding of the canonical order
 };
 
+// When a ledger compares the ranks' calls of a third-party engine (comm/backends/engine/ledger.h).
+enum class LedgerMode : std::uint8_t {
+  automatic,  // what the engine needs: `before` for Gloo, `beside` for MPI
+  before,     // a rank takes part in a call only after comparing it: no wrong number is ever made,
+              // at the price of one round to the store
+  beside,     // in the background: costs the call nothing; a mismatch is found some milliseconds
+              // later and thrown by this call's Work or by a later call
+};
+
 // The launcher that has to have started its ranks.
 enum class StartedBy : std::uint8_t { any_launcher, mpirun };
 

@@ -137,17 +137,6 @@ class Mailroom {
   std::deque<Early> early_;
 };
 
-// The addresses at which other processes reach a process. Each process tells the others its own.
-struct EndpointAddress {
-  std::string host;  // identifies the host, its boot and its network: equal means shared memory
-  std::string unix_name;  // name of its abstract Unix socket
-  net::Address tcp;
-  std::vector<int> cores;  // the cores that the process may run on
-
-  std::string encode() const;
-  static EndpointAddress decode(const std::string& text);  // CommError (corrupted)
-};
-
 // The medium of a connection.
 enum class Medium : std::uint8_t { shared_memory, tcp };
 

@@ -13,6 +13,7 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 #include <lockstep/comm/operations/operation.h>
+#include <lockstep/net/address.h>
 
 namespace lockstep::comm {
 
@@ -187,6 +188,17 @@ class Link {
   int peer_;
   bool view_wanted_ = false;
   std::atomic<std::uint64_t> sent_bytes_{0};
+};
+
+// The addresses at which other processes reach a process. Each process tells the others its own.
+struct EndpointAddress {
+  std::string host;  // identifies the host, its boot and its network: equal means shared memory
+  std::string unix_name;  // name of its abstract Unix socket
+  net::Address tcp;
+  std::vector<int> cores;  // the cores that the process may run on
+
+  std::string encode() const;
+  static EndpointAddress decode(const std::string& text);  // CommError (corrupted)
 };
 
 }  // namespace lockstep::comm

@@ -6,6 +6,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/backends/engine/engine_group.h>
 #include <lockstep/comm/backends/native/transport_communicator.h>
 #ifdef LOCKSTEP_HAVE_GLOO
 #include <lockstep/comm/backends/gloo/gloo.h>

@@ -10,14 +10,15 @@
 #include <c10/core/Device.h>
 
 #include <lockstep/base/deadline.h>
-#include <lockstep/comm/backends/engine/engine_group.h>
 #include <lockstep/comm/backends/table.h>
 #include <lockstep/comm/communicator.h>
 #include <lockstep/comm/device_lane.h>
-#include <lockstep/comm/transport/endpoint.h>
+#include <lockstep/comm/transport/link.h>
 #include <lockstep/store/store.h>
 
 namespace lockstep::comm {
+
+class Endpoint;
 
 // The options of a group besides its ranks. join_world() fills in all of them.
 struct GroupOptions {

@@ -19,8 +19,10 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>
+#include <lockstep/parallel/pipeline/messages.h>
 #include <lockstep/parallel/pipeline/schedule/schedule.h>
 #include <lockstep/parallel/pipeline/schedule/schedule_file.h>
+#include <lockstep/parallel/pipeline/split_backward.h>
 
 namespace lockstep::pipeline {
 
@@ -172,8 +174,69 @@ bool has_split_backward(const Schedule& schedule, int rank) {
 
 }  // namespace
 
-Pipeline::Pipeline(Schedule schedule, std::map<int, Stage> stages,
-                   const std::shared_ptr<comm::Communicator>& group, PipelineOptions options)
+// What a pipeline does; Pipeline says what its functions are.
+class Pipeline::Execution {
+ public:
+  Execution(Schedule schedule, std::map<int, Stage> stages,
+            const std::shared_ptr<comm::Communicator>& group, PipelineOptions options);
+
+  const Schedule& schedule() const { return schedule_; }
+  void expect_kinds(std::vector<std::int64_t> kinds);
+  double run_step(TimesOf times);
+  double evaluate();
+  Timeline timeline() const;
+  int most_live() const { return most_live_; }
+
+ private:
+  using Key = std::pair<int, int>;  // stage, micro-batch
+  struct Live {
+    std::vector<at::Tensor> inputs;
+    std::vector<at::Tensor> outputs;
+    WeightHalf weight_half;
+    bool gradient_passed_on = false;  // or no stage needs it
+    bool weights_done = false;
+  };
+
+  double unless_over(const std::function<double()>& pass);
+  void end(const std::string& reason);
+  double step();
+  double forwards();
+  void run(const Action& action);
+  void forward(const Action& action);
+  void backward(const Action& action);
+  void backward_weight(const Action& action);
+  std::vector<at::Tensor> inputs_of(const Action& action);
+  std::vector<at::Tensor> output_gradients_of(const Action& action);
+  void erase_if_done(const Action& action);
+  double time_now() const;
+  bool on_one_host() const;
+  void check_outputs(int stage, const std::vector<at::Tensor>& outputs) const;
+  void finish_sends();
+  double loss_of_all_ranks();
+  bool is_last(int stage) const { return stage + 1 == schedule_.num_stages(); }
+  bool is_mine(int stage) const { return stages_.contains(stage); }
+
+  Schedule schedule_;
+  std::map<int, Stage> stages_;
+  std::map<int, SplitBackward> splits_;
+  PipelineOptions options_;
+  std::shared_ptr<comm::Communicator> group_;  // the pipeline's own
+  TiedGradients tied_;
+  Channels channels_;
+  std::map<Key, Live> live_;
+  std::map<Key, std::vector<at::Tensor>> handed_over_;  // inputs from a stage of this rank
+  std::map<Key, std::vector<at::Tensor>> handed_back_;  // gradients of outputs, likewise
+  StepLoss loss_;
+  TimesOf times_ = TimesOf::work_asked_for;
+  std::vector<Span> spans_;  // of this rank, by its own clock
+  int most_live_ = 0;
+  std::string under_way_;  // the action that was begun last, for messages
+  std::string over_;       // why the pipeline is over; empty if it is not
+};
+
+Pipeline::Execution::Execution(Schedule schedule, std::map<int, Stage> stages,
+                               const std::shared_ptr<comm::Communicator>& group,
+                               PipelineOptions options)
     : schedule_(std::move(schedule)),
       stages_(std::move(stages)),
       options_(std::move(options)),
@@ -188,7 +251,7 @@ Pipeline::Pipeline(Schedule schedule, std::map<int, Stage> stages,
   group->barrier().wait();
 }
 
-double Pipeline::run_step(TimesOf times) {
+double Pipeline::Execution::run_step(TimesOf times) {
   times_ = times;
   if (!c10::GradMode::is_enabled())
     throw UsageError("a step of the pipeline '{}' without gradients (NoGradGuard): evaluate() is "
@@ -197,7 +260,7 @@ double Pipeline::run_step(TimesOf times) {
   return unless_over([&] { return step(); });
 }
 
-double Pipeline::evaluate() {
+double Pipeline::Execution::evaluate() {
   const c10::NoGradGuard no_grad;
   const std::vector<Span> spans = spans_;
   const int most_live = most_live_;
@@ -207,7 +270,7 @@ double Pipeline::evaluate() {
   return loss;
 }
 
-void Pipeline::expect_kinds(std::vector<std::int64_t> kinds) {
+void Pipeline::Execution::expect_kinds(std::vector<std::int64_t> kinds) {
   if (!kinds.empty() && kinds.size() != static_cast<std::size_t>(schedule_.num_micro_batches))
     throw UsageError("{} kinds of micro-batches for the schedule '{}', which has {} of them: give "
                      "one for each, or none where all are alike",
@@ -216,7 +279,7 @@ void Pipeline::expect_kinds(std::vector<std::int64_t> kinds) {
 }
 
 // An exception ends the pipeline on all ranks, as they would wait for this one.
-double Pipeline::unless_over(const std::function<double()>& pass) {
+double Pipeline::Execution::unless_over(const std::function<double()>& pass) {
   if (!over_.empty())
     throw UsageError("the pipeline '{}' is over: {}. Make another", group_->name(), over_);
   try {
@@ -236,7 +299,7 @@ double Pipeline::unless_over(const std::function<double()>& pass) {
   }
 }
 
-void Pipeline::end(const std::string& reason) {
+void Pipeline::Execution::end(const std::string& reason) {
   // An error from another rank already says where it began.
   constexpr std::string_view kBegins = "a rank of the pipeline could not go on";
   over_ = reason.find(kBegins) != std::string::npos
@@ -252,7 +315,7 @@ void Pipeline::end(const std::string& reason) {
   loss_.abort();
 }
 
-double Pipeline::step() {
+double Pipeline::Execution::step() {
   loss_.begin();
   spans_.clear();
   most_live_ = 0;
@@ -266,7 +329,7 @@ double Pipeline::step() {
   return loss_of_all_ranks();
 }
 
-double Pipeline::forwards() {
+double Pipeline::Execution::forwards() {
   loss_.begin();
   for (const Action& action : schedule_.actions[static_cast<std::size_t>(group_->rank())]) {
     if (action.kind != ActionKind::forward && action.kind != ActionKind::send_activation &&
@@ -282,12 +345,12 @@ double Pipeline::forwards() {
   return loss_of_all_ranks();
 }
 
-void Pipeline::finish_sends() {
+void Pipeline::Execution::finish_sends() {
   under_way_ = "the last of what it sends";
   channels_.finish_sends();
 }
 
-void Pipeline::run(const Action& action) {
+void Pipeline::Execution::run(const Action& action) {
   under_way_ = to_text(action);
   const Key key{action.stage, action.micro_batch};
   switch (action.kind) {
@@ -311,7 +374,7 @@ void Pipeline::run(const Action& action) {
   }
 }
 
-void Pipeline::forward(const Action& action) {
+void Pipeline::Execution::forward(const Action& action) {
   const Key key{action.stage, action.micro_batch};
   Live live{.inputs = inputs_of(action)};
   const double start = time_now();
@@ -331,7 +394,7 @@ void Pipeline::forward(const Action& action) {
   most_live_ = std::max(most_live_, static_cast<int>(live_.size()));
 }
 
-std::vector<at::Tensor> Pipeline::inputs_of(const Action& action) {
+std::vector<at::Tensor> Pipeline::Execution::inputs_of(const Action& action) {
   if (action.stage == 0) return {};
   if (!is_mine(action.stage - 1))
     return channels_.receive_activations(action.stage, action.micro_batch);
@@ -339,7 +402,7 @@ std::vector<at::Tensor> Pipeline::inputs_of(const Action& action) {
   return std::move(found.mapped());
 }
 
-std::vector<at::Tensor> Pipeline::output_gradients_of(const Action& action) {
+std::vector<at::Tensor> Pipeline::Execution::output_gradients_of(const Action& action) {
   if (is_last(action.stage)) return {at::Tensor()};
   if (!is_mine(action.stage + 1))
     return channels_.receive_gradients(action.stage, action.micro_batch);
@@ -347,7 +410,7 @@ std::vector<at::Tensor> Pipeline::output_gradients_of(const Action& action) {
   return std::move(found.mapped());
 }
 
-void Pipeline::backward(const Action& action) {
+void Pipeline::Execution::backward(const Action& action) {
   const Key key{action.stage, action.micro_batch};
   const std::vector<at::Tensor> gradients = output_gradients_of(action);
   Live& live = live_.at(key);
@@ -367,7 +430,7 @@ void Pipeline::backward(const Action& action) {
   erase_if_done(action);
 }
 
-void Pipeline::backward_weight(const Action& action) {
+void Pipeline::Execution::backward_weight(const Action& action) {
   Live& live = live_.at({action.stage, action.micro_batch});
   const double start = time_now();
   live.weight_half.run();
@@ -376,7 +439,7 @@ void Pipeline::backward_weight(const Action& action) {
   erase_if_done(action);
 }
 
-double Pipeline::time_now() const {
+double Pipeline::Execution::time_now() const {
   if (times_ == TimesOf::work_done && !options_.device.is_cpu()) {
     const c10::impl::VirtualGuardImpl device(options_.device.type());
     device.synchronizeStream(device.getStream(options_.device));
@@ -384,12 +447,12 @@ double Pipeline::time_now() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-void Pipeline::erase_if_done(const Action& action) {
+void Pipeline::Execution::erase_if_done(const Action& action) {
   const auto found = live_.find({action.stage, action.micro_batch});
   if (found->second.gradient_passed_on && found->second.weights_done) live_.erase(found);
 }
 
-void Pipeline::check_outputs(int stage, const std::vector<at::Tensor>& outputs) const {
+void Pipeline::Execution::check_outputs(int stage, const std::vector<at::Tensor>& outputs) const {
   for (const at::Tensor& output : outputs) {
     if (!output.defined())
       throw UsageError("stage {} of the pipeline returned a tensor that is not defined: leave it "
@@ -403,7 +466,7 @@ void Pipeline::check_outputs(int stage, const std::vector<at::Tensor>& outputs) 
 }
 
 // All processes of a host share its clock, whatever backend they use.
-bool Pipeline::on_one_host() const {
+bool Pipeline::Execution::on_one_host() const {
   const at::Tensor mine =
       at::tensor({static_cast<std::int64_t>(hash_text(host_identity()))}, at::kLong);
   const at::Tensor all = at::empty({group_->size()}, at::kLong);
@@ -411,7 +474,7 @@ bool Pipeline::on_one_host() const {
   return all.eq(mine).all().item<bool>();
 }
 
-Timeline Pipeline::timeline() const {
+Timeline Pipeline::Execution::timeline() const {
   std::vector<at::Tensor> all;  // for each rank [2 · spans]: starts and ends
   Timeline timeline;
   for (const std::vector<Action>& actions : schedule_.actions) {
@@ -442,9 +505,25 @@ Timeline Pipeline::timeline() const {
   return timeline;
 }
 
-double Pipeline::loss_of_all_ranks() {
+double Pipeline::Execution::loss_of_all_ranks() {
   under_way_ = "the loss of the last stage";
   return loss_.of_all_ranks();
 }
+
+Pipeline::Pipeline(Schedule schedule, std::map<int, Stage> stages,
+                   const std::shared_ptr<comm::Communicator>& group, PipelineOptions options)
+    : execution_(std::make_unique<Execution>(std::move(schedule), std::move(stages), group,
+                                             std::move(options))) {}
+
+Pipeline::~Pipeline() = default;
+
+const Schedule& Pipeline::schedule() const { return execution_->schedule(); }
+void Pipeline::expect_kinds(std::vector<std::int64_t> kinds) {
+  execution_->expect_kinds(std::move(kinds));
+}
+double Pipeline::run_step(TimesOf times) { return execution_->run_step(times); }
+double Pipeline::evaluate() { return execution_->evaluate(); }
+Timeline Pipeline::timeline() const { return execution_->timeline(); }
+int Pipeline::most_live() const { return execution_->most_live(); }
 
 }  // namespace lockstep::pipeline

@@ -5,16 +5,13 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/comm/communicator.h>
-#include <lockstep/parallel/pipeline/messages.h>
 #include <lockstep/parallel/pipeline/schedule/schedule.h>
 #include <lockstep/parallel/pipeline/schedule/timeline.h>
-#include <lockstep/parallel/pipeline/split_backward.h>
 #include <lockstep/parallel/pipeline/stage.h>
 
 namespace lockstep::pipeline {
@@ -45,8 +42,9 @@ class Pipeline {
            const std::shared_ptr<comm::Communicator>& group, PipelineOptions options = {});
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
+  ~Pipeline();
 
-  const Schedule& schedule() const { return schedule_; }
+  const Schedule& schedule() const;
 
   // A kind is any number; micro-batches of one kind have the same shapes between stages, which are
   // sent once for each kind. Sets the kinds for all passes from now on, the same on every rank: one
@@ -63,53 +61,11 @@ class Pipeline {
   // hosts, whose clocks differ, each rank's times count from its own start. Every rank calls it.
   Timeline timeline() const;
   // The most forwards whose activations this rank kept at once in the last step.
-  int most_live() const { return most_live_; }
+  int most_live() const;
 
  private:
-  using Key = std::pair<int, int>;  // stage, micro-batch
-  struct Live {
-    std::vector<at::Tensor> inputs;
-    std::vector<at::Tensor> outputs;
-    WeightHalf weight_half;
-    bool gradient_passed_on = false;  // or no stage needs it
-    bool weights_done = false;
-  };
-
-  double unless_over(const std::function<double()>& pass);
-  void end(const std::string& reason);
-  double step();
-  double forwards();
-  void run(const Action& action);
-  void forward(const Action& action);
-  void backward(const Action& action);
-  void backward_weight(const Action& action);
-  std::vector<at::Tensor> inputs_of(const Action& action);
-  std::vector<at::Tensor> output_gradients_of(const Action& action);
-  void erase_if_done(const Action& action);
-  double time_now() const;
-  bool on_one_host() const;
-  void check_outputs(int stage, const std::vector<at::Tensor>& outputs) const;
-  void finish_sends();
-  double loss_of_all_ranks();
-  bool is_last(int stage) const { return stage + 1 == schedule_.num_stages(); }
-  bool is_mine(int stage) const { return stages_.contains(stage); }
-
-  Schedule schedule_;
-  std::map<int, Stage> stages_;
-  std::map<int, SplitBackward> splits_;
-  PipelineOptions options_;
-  std::shared_ptr<comm::Communicator> group_;  // the pipeline's own
-  TiedGradients tied_;
-  Channels channels_;
-  std::map<Key, Live> live_;
-  std::map<Key, std::vector<at::Tensor>> handed_over_;  // inputs from a stage of this rank
-  std::map<Key, std::vector<at::Tensor>> handed_back_;  // gradients of outputs, likewise
-  StepLoss loss_;
-  TimesOf times_ = TimesOf::work_asked_for;
-  std::vector<Span> spans_;  // of this rank, by its own clock
-  int most_live_ = 0;
-  std::string under_way_;  // the action that was begun last, for messages
-  std::string over_;       // why the pipeline is over; empty if it is not
+  class Execution;
+  std::unique_ptr<Execution> execution_;
 };
 
 }  // namespace lockstep::pipeline

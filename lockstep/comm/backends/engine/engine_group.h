@@ -14,6 +14,7 @@
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/comm/backends/engine/ledger.h>
+#include <lockstep/comm/backends/table.h>
 #include <lockstep/comm/call.h>
 #include <lockstep/comm/communicator.h>
 #include <lockstep/comm/transport/wait_watch.h>
@@ -29,15 +30,6 @@ inline std::string engine_text(const std::string& what) {
 
 // A timeout for engines that insist on one. Deadlines are kept here, not in the engine.
 inline constexpr milliseconds kNever = std::chrono::hours(24 * 365);
-
-// When the ledger compares a call between ranks (see ledger.h).
-enum class LedgerMode : std::uint8_t {
-  automatic,  // what the engine needs: `before` for Gloo, `beside` for MPI
-  before,     // a rank takes part in a call only after comparing it: no wrong number is ever made,
-              // at the price of one round to the store
-  beside,     // in the background: costs the call nothing; a mismatch is found some milliseconds
-              // later and thrown by this call's Work or by a later call
-};
 
 // Options with which an engine is started, in addition to its group.
 struct EngineOptions {
