@@ -62,8 +62,9 @@ void check_disk(const train::TrainConfig& config, const train::ResolvedRun& run)
   while (!fs::exists(folder, unknown) && folder.has_relative_path()) folder = folder.parent_path();
   const fs::space_info space = fs::space(folder, unknown);
   if (unknown) return;
-  const double needed = static_cast<double>((4 + config.optimizer.options.state_bytes()) *
-                                            models::num_parameters(run.model));
+  const optim::OptimizerOptions& optimizer = config.optimizer.options;
+  const double needed = (4 + optimizer.saved_state_bytes().value_or(optimizer.state_bytes())) *
+                        static_cast<double>(models::num_parameters(run.model));
   const auto there = static_cast<double>(space.available);
   if (needed <= there) return;
   throw UsageError("a checkpoint of this run takes {:.1f} MiB, and the disk of '{}' has {:.1f} MiB "

@@ -19,8 +19,8 @@ namespace lockstep::optim {
 
 namespace {
 
-std::string shape_of_type(at::ScalarType type, const at::Tensor& of) {
-  return fmt::format("{} [{}]", c10::toString(type), fmt::join(of.sizes(), ", "));
+std::string shape_of_type(at::ScalarType type, at::IntArrayRef sizes) {
+  return fmt::format("{} [{}]", c10::toString(type), fmt::join(sizes, ", "));
 }
 
 void check_number(const char* what, double value) {
@@ -31,7 +31,8 @@ void check_number(const char* what, double value) {
 }  // namespace
 
 StatefulOptimizer::StatefulOptimizer(std::vector<ParameterGroup> groups,
-                                     std::vector<std::string> state_names, NarrowWeights narrow)
+                                     std::vector<std::string> state_names, NarrowWeights narrow,
+                                     const MakeState& make_state)
     : state_names_(std::move(state_names)) {
   std::vector<NamedParameter> all;
   for (const ParameterGroup& group : groups) {
@@ -55,26 +56,31 @@ StatefulOptimizer::StatefulOptimizer(std::vector<ParameterGroup> groups,
                      name, c10::toString(type));
   }
   for (ParameterGroup& group : groups)
-    for (NamedParameter& parameter : group.parameters) add(std::move(parameter), group);
+    for (NamedParameter& parameter : group.parameters) add(std::move(parameter), group, make_state);
 }
 
-void StatefulOptimizer::add(NamedParameter parameter, const ParameterGroup& group) {
+void StatefulOptimizer::add(NamedParameter parameter, const ParameterGroup& group,
+                            const MakeState& make_state) {
   Parameter added{.named = std::move(parameter),
                   .weight_decay = group.weight_decay,
                   .learning_rate_factor = group.learning_rate_factor};
   const at::Tensor& tensor = added.named.tensor;
   added.type = tensor.scalar_type();
+  added.sizes = tensor.sizes().vec();
+  added.device = tensor.device();
+  const std::string& name = added.named.name;
+  if (group.elements_before) added.elements_before = group.elements_before(name);
   const bool is_narrow = added.type == at::kHalf || added.type == at::kBFloat16;
   if (is_narrow) {
-    const std::string& name = added.named.name;
     added.narrow.rounding = group.sixteen_bits.rounding;
     added.narrow.random.key =
         hash_text(fmt::format("{}/rounding/{}", group.sixteen_bits.seed, name));
-    if (group.elements_before) added.narrow.random.first = group.elements_before(name);
+    added.narrow.random.first = added.elements_before;
   }
   const at::ScalarType state_type =
       is_narrow && !group.sixteen_bits.in_state ? at::kFloat : added.type;
-  for (std::size_t i = 0; i < state_names_.size(); ++i)
+  if (make_state) added.state = make_state(tensor, added.elements_before);
+  for (std::size_t i = 0; i < state_names_.size() && !make_state; ++i)
     added.state.push_back(
         at::zeros(tensor.sizes(), at::TensorOptions().dtype(state_type).device(tensor.device())));
   parameters_.push_back(std::move(added));
@@ -101,13 +107,13 @@ void StatefulOptimizer::step(double learning_rate, const StepFactor& factor) {
   std::vector<Parameter*> stepped;
   for (Parameter& parameter : parameters_) {
     const auto& [name, tensor] = parameter.named;
-    for (const at::Tensor& state : parameter.state)
-      if (state.device() != tensor.device() || parameter.type != tensor.scalar_type() ||
-          state.sizes() != tensor.sizes())
-        throw UsageError("parameter '{}' is {} on {}, but was {} on {} when the optimizer was "
-                         "made: move, convert and cut a model before that",
-                         name, type_and_shape(tensor), tensor.device().str(),
-                         shape_of_type(parameter.type, state), state.device().str());
+    if (!parameter.state.empty() &&
+        (parameter.device != tensor.device() || parameter.type != tensor.scalar_type() ||
+         parameter.sizes != tensor.sizes()))
+      throw UsageError("parameter '{}' is {} on {}, but was {} on {} when the optimizer was "
+                       "made: move, convert and cut a model before that",
+                       name, type_and_shape(tensor), tensor.device().str(),
+                       shape_of_type(parameter.type, parameter.sizes), parameter.device.str());
     at::Tensor gradient = gradient_of(parameter.named);
     if (!gradient.defined()) continue;
     const bool in_memory = tensor.device().is_cpu();
@@ -115,6 +121,7 @@ void StatefulOptimizer::step(double learning_rate, const StepFactor& factor) {
                      .numbers = {.learning_rate = learning_rate * parameter.learning_rate_factor,
                                  .weight_decay = parameter.weight_decay,
                                  .step = parameter.step + 1,
+                                 .elements_before = parameter.elements_before,
                                  .narrow = parameter.narrow},
                      .weight = in_memory ? tensor.contiguous() : tensor,
                      .gradient = in_memory ? gradient.contiguous() : std::move(gradient),
@@ -161,10 +168,33 @@ std::vector<NamedTensor> StatefulOptimizer::state() const {
   for (const Parameter& parameter : parameters_) {
     const std::string& name = parameter.named.name;
     result.push_back({"step." + name, at::scalar_tensor(num_steps(parameter), at::kLong)});
+    const std::vector<at::Tensor> saved = saved_state(held_state(parameter));
     for (std::size_t i = 0; i < state_names_.size(); ++i)
-      result.push_back({state_names_[i] + "." + name, parameter.state[i]});
+      result.push_back({state_names_[i] + "." + name, saved[i]});
   }
   return result;
+}
+
+std::int64_t StatefulOptimizer::state_bytes() const {
+  std::int64_t bytes = 0;
+  for (const Parameter& parameter : parameters_) {
+    bytes += static_cast<std::int64_t>(sizeof(parameter.step));
+    for (const at::Tensor& one : parameter.state) bytes += static_cast<std::int64_t>(one.nbytes());
+  }
+  return bytes;
+}
+
+HeldState StatefulOptimizer::held_state(const Parameter& parameter) {
+  return {.name = parameter.named.name,
+          .parameter = parameter.named.tensor,
+          .elements_before = parameter.elements_before,
+          .state = &parameter.state};
+}
+
+void StatefulOptimizer::take_saved(const std::vector<HeldState>& held,
+                                   const std::vector<std::vector<at::Tensor>>& saved) {
+  for (std::size_t p = 0; p < held.size(); ++p)
+    for (std::size_t i = 0; i < saved[p].size(); ++i) held[p].state->at(i).copy_(saved[p][i]);
 }
 
 void StatefulOptimizer::load_state(const std::vector<NamedTensor>& saved) {
@@ -178,12 +208,16 @@ void StatefulOptimizer::load_state(const std::vector<NamedTensor>& saved) {
       throw UsageError("the saved state has {} as step.{}: a count from 0 is needed", steps.back(),
                        parameters_[p].named.name);
   }
+  std::vector<HeldState> held;
+  std::vector<std::vector<at::Tensor>> of_parameters;
   for (std::size_t p = 0; p < parameters_.size(); ++p) {
     parameters_[p].step = steps[p];
     parameters_[p].in_last_step = false;
-    for (std::size_t i = 0; i < state_names_.size(); ++i)
-      parameters_[p].state[i].copy_(matched[p * stride + 1 + i]);
+    held.push_back(held_state(parameters_[p]));
+    const auto first = matched.begin() + static_cast<std::ptrdiff_t>(p * stride + 1);
+    of_parameters.emplace_back(first, first + std::ssize(state_names_));
   }
+  take_saved(held, of_parameters);
 }
 
 namespace {

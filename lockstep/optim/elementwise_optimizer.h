@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -23,8 +25,17 @@ struct NarrowStep {
 struct StepNumbers {
   double learning_rate = 0;
   double weight_decay = 0;
-  std::int64_t step = 0;  // of this parameter, from 1
+  std::int64_t step = 0;             // of this parameter, from 1
+  std::int64_t elements_before = 0;  // of the whole parameter
   NarrowStep narrow = {};
+};
+
+// What an optimizer holds of a parameter.
+struct HeldState {
+  std::string_view name;
+  at::Tensor parameter;
+  std::int64_t elements_before = 0;  // of the whole parameter
+  const std::vector<at::Tensor>* state = nullptr;
 };
 
 // One parameter's part of a step.
@@ -49,15 +60,20 @@ class StatefulOptimizer : public Optimizer {
   void step(double learning_rate, const StepFactor& factor = {}) final;
   void zero_grad() final;
   std::vector<NamedTensor> state() const final;
+  std::int64_t state_bytes() const final;
   void load_state(const std::vector<NamedTensor>& state) final;
 
  protected:
   // Whether move() takes weights of Half and BFloat16.
   enum class NarrowWeights { refused, taken };
 
-  // Zeros of each parameter's shape for each of the names.
+  using MakeState = std::function<std::vector<at::Tensor>(const at::Tensor& parameter,
+                                                          std::int64_t elements_before)>;
+
+  // Holds zeros of each parameter's shape for each of the names, or what `make_state` makes.
   StatefulOptimizer(std::vector<ParameterGroup> groups, std::vector<std::string> state_names,
-                    NarrowWeights narrow = NarrowWeights::refused);
+                    NarrowWeights narrow = NarrowWeights::refused,
+                    const MakeState& make_state = {});
 
  private:
   struct Parameter {
@@ -68,6 +84,9 @@ class StatefulOptimizer : public Optimizer {
     NarrowStep narrow = {};
     std::int64_t step = 0;  // with the last step, which may turn out to have been left out
     bool in_last_step = false;
+    std::int64_t elements_before = 0;
+    std::vector<std::int64_t> sizes;
+    c10::Device device = at::kCPU;
     std::vector<at::Tensor> state;
   };
 
@@ -77,7 +96,14 @@ class StatefulOptimizer : public Optimizer {
   // parameter alone where that is 0; otherwise the gradient was multiplied before.
   virtual bool takes_factor(const ParameterStep& /*step*/) const { return false; }
 
-  void add(NamedParameter parameter, const ParameterGroup& group);
+  // What a checkpoint has of a parameter, a tensor of its shape for each name, and the way back:
+  // the tensors themselves, unless `make_state` made others.
+  virtual std::vector<at::Tensor> saved_state(const HeldState& held) const { return *held.state; }
+  virtual void take_saved(const std::vector<HeldState>& held,
+                          const std::vector<std::vector<at::Tensor>>& saved);
+
+  static HeldState held_state(const Parameter& parameter);
+  void add(NamedParameter parameter, const ParameterGroup& group, const MakeState& make_state);
   // Waits for the last step's factor.
   std::int64_t num_steps(const Parameter& parameter) const;
   void settle_last_step();

@@ -28,6 +28,11 @@ class JoinedOptimizer final : public Optimizer {
       for (NamedTensor& tensor : one->state()) all.push_back(std::move(tensor));
     return all;
   }
+  std::int64_t state_bytes() const override {
+    std::int64_t bytes = 0;
+    for (const auto& one : optimizers_) bytes += one->state_bytes();
+    return bytes;
+  }
   void load_state(const std::vector<NamedTensor>& state) override {
     std::vector<Optimizer*> each;
     for (const auto& one : optimizers_) each.push_back(one.get());

@@ -73,6 +73,12 @@ void register_optimizer_maker(std::type_index options, OptimizerMaker maker) {
   all.by_options[options] = std::move(maker);
 }
 
+std::int64_t Optimizer::state_bytes() const {
+  std::int64_t bytes = 0;
+  for (const NamedTensor& one : state()) bytes += static_cast<std::int64_t>(one.tensor.nbytes());
+  return bytes;
+}
+
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
                                           std::vector<ParameterGroup> groups,
                                           std::shared_ptr<Parts> parts) {

@@ -66,8 +66,11 @@ class Optimizer {
 
   // The state that a checkpoint saves, by the parameters' names: "step.<parameter>", a Long scalar
   // that is a copy, and tensors of the parameter's shape, such as "exp_avg.<parameter>", that are
-  // the optimizer's own: the next step changes them.
+  // the optimizer's own: the next step changes them. State of 8 bits comes as floats, in copies.
   virtual std::vector<NamedTensor> state() const = 0;
+
+  // Bytes of state that this rank holds.
+  virtual std::int64_t state_bytes() const;
 
   // Copies in what state() gave, on whichever device it is, in any order. UsageError, with what is
   // missing, unknown or of another shape or type, where it is another optimizer's.

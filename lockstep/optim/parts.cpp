@@ -2,9 +2,12 @@
 
 #include <ATen/ATen.h>
 
+#include <lockstep/optim/kernels/block_codes.h>
 #include <lockstep/optim/sum_of_squares.h>
 
 namespace lockstep::optim {
+
+float BlockEdges::joined(float one, float other) { return larger_scale(one, other); }
 
 std::vector<std::int64_t> WholeParts::whole_shape(const std::string& /*name*/,
                                                   const at::Tensor& part) const {

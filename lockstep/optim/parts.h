@@ -4,6 +4,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -30,6 +32,18 @@ struct WholeMatrices {
   std::function<void(std::size_t i, const at::Tensor& part)> give;
 };
 
+// A number of a block of a parameter, for each of several tensors that are cut as it is: of the
+// block in which this rank's part begins, where other ranks have elements of it, too, and of the
+// one in which it ends. 0 where it does not, or where the rank has no part.
+struct BlockEdges {
+  std::string name;  // of the parameter
+  std::vector<float> first, last;
+
+  // Of two ranks' numbers of a block the one of the larger magnitude; of a number and its negative
+  // the positive one.
+  static float joined(float one, float other);
+};
+
 // This rank's parts of parameters that are cut among ranks, in row-major order. Every rank that has
 // parts of the same parameters calls the same functions with the same names in the same order.
 class Parts {
@@ -44,6 +58,11 @@ class Parts {
   // The sum of squares of each of those whole tensors, over fixed blocks (sum_of_squares.h), so
   // that its bits do not depend on where the parts are cut.
   virtual std::vector<double> sums_of_squares(const std::vector<NamedTensor>& parts) = 0;
+
+  // Makes each number of the edges what all ranks' numbers of that block are, joined. A part that
+  // begins and ends in one block has its number in `first`. Blocks of `block_elements` elements,
+  // counted from the parameter's first.
+  virtual void join_blocks(std::int64_t block_elements, std::span<BlockEdges> edges) = 0;
 
   // Brings each matrix to one rank, which computes, and hands its parts back. The ranks share the
   // matrices out by the work that they are.
@@ -60,6 +79,7 @@ class WholeParts final : public Parts {
   std::vector<std::int64_t> whole_shape(const std::string& name,
                                         const at::Tensor& part) const override;
   std::vector<double> sums_of_squares(const std::vector<NamedTensor>& tensors) override;
+  void join_blocks(std::int64_t /*block_elements*/, std::span<BlockEdges> /*edges*/) override {}
   void compute_whole(const std::vector<WholeMatrices::Matrix>& matrices,
                      const WholeMatrices& work) override;
 

@@ -1,6 +1,7 @@
 #include <lockstep/plan/memory_estimate.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -318,17 +319,16 @@ class Accountant {
   bool keeps_own_passes() const { return options_.accumulation > 1 && !adds_passes_; }
 
   bool moves_matrices() const { return options_.step_kind == optim::StepKind::whole_matrices; }
-  std::int64_t state_bytes_of(const ModelSizes::Parameter& parameter) const {
-    const std::int64_t bytes = moves_matrices() && parameter.matrix_rows > 0
-                                   ? options_.matrix_state_bytes
-                                   : options_.state_bytes;
+  double state_bytes_of(const ModelSizes::Parameter& parameter) const {
+    const double bytes = moves_matrices() && parameter.matrix_rows > 0 ? options_.matrix_state_bytes
+                                                                       : options_.state_bytes;
     return has_narrow_masters() && options_.narrow_states ? bytes / 2 : bytes;
   }
 
   // The optimizer's state on the rank that has most of it: parts of units are equally long, but
   // elements of matrices may have less state than others.
   std::int64_t state_bytes() const {
-    std::vector<std::int64_t> of_ranks(cuts_optimizer_ ? static_cast<std::size_t>(num_parts_) : 1);
+    std::vector<double> of_ranks(cuts_optimizer_ ? static_cast<std::size_t>(num_parts_) : 1);
     std::vector<std::int64_t> begins(model_.units.size());
     for (const ModelSizes::Parameter& parameter : model_.parameters) {
       const Unit& unit = model_.units[parameter.unit];
@@ -338,12 +338,13 @@ class Accountant {
       for (; unit.trained && begin < end;) {
         const std::int64_t rank = begin / length;
         const std::int64_t next = std::min(end, (rank + 1) * length);
-        of_ranks[static_cast<std::size_t>(rank)] += (next - begin) * state_bytes_of(parameter);
+        of_ranks[static_cast<std::size_t>(rank)] +=
+            static_cast<double>(next - begin) * state_bytes_of(parameter);
         begin = next;
       }
       begin = end;
     }
-    return std::ranges::max(of_ranks);
+    return std::llround(std::ranges::max(of_ranks));
   }
 
   // The memory that a step takes beside the state while it lasts.
@@ -399,13 +400,14 @@ class Accountant {
 
   // Bytes of a checkpoint, which holds the weights that the optimizer steps on.
   std::int64_t saved_bytes() const {
-    std::int64_t bytes = model_.buffer_bytes;
+    auto bytes = static_cast<double>(model_.buffer_bytes);
     for (const ModelSizes::Parameter& parameter : model_.parameters) {
       const Unit& unit = model_.units[parameter.unit];
-      bytes += parameter.num_elements *
-               (master_bytes(unit) + (unit.trained ? state_bytes_of(parameter) : 0));
+      const double of_state = options_.saved_state_bytes.value_or(state_bytes_of(parameter));
+      bytes += static_cast<double>(parameter.num_elements) *
+               (static_cast<double>(master_bytes(unit)) + (unit.trained ? of_state : 0));
     }
-    return bytes;
+    return std::llround(bytes);
   }
 
   std::int64_t gathered() const {

@@ -37,12 +37,14 @@ struct MemoryOptions {
   // Weights that the optimizer steps on, and their gradients, in the 16 bits of `precision`; where
   // gradients are cut.
   bool narrow_masters = false;
-  bool narrow_states = false;    // the optimizer's state, too
-  std::int64_t state_bytes = 8;  // the optimizer's for each parameter, in fp32: Adam 8, momentum 4
+  bool narrow_states = false;  // the optimizer's state, too
+  double state_bytes = 8;      // the optimizer's for each parameter, in fp32: Adam 8, momentum 4
   // How much of a parameter its step sees; for an optimizer of whole matrices also the bytes of
   // state of each of their elements.
   optim::StepKind step_kind = optim::StepKind::elementwise;
-  std::int64_t matrix_state_bytes = 0;
+  double matrix_state_bytes = 0;
+  // What a checkpoint has of the state for each parameter, where that is not the same.
+  std::optional<double> saved_state_bytes = {};
   std::int64_t max_live_units = 2;  // shard::Options
   std::int64_t accumulation = 1;    // micro-batches of a step
   ExchangeGradients exchange_gradients = ExchangeGradients::automatic;

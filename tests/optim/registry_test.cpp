@@ -29,6 +29,8 @@ OptimizerOptions options_of(const std::string& name) {
 TEST(OptimizerTypes, AreCalledAsDeepSpeedCallsThem) {
   for (const char* name : {"AdamW", "Adam", "FusedAdam", "DeepSpeedCPUAdam"})
     EXPECT_NE(options_of(name).as<AdamWOptions>(), nullptr) << name;
+  for (const char* name : {"AdamW8bit", "Adam8bit"})
+    EXPECT_NE(options_of(name).as<AdamW8bitOptions>(), nullptr) << name;
   for (const char* name : {"Lion", "FusedLion", "DeepSpeedCPULion"})
     EXPECT_NE(options_of(name).as<LionOptions>(), nullptr) << name;
   for (const char* name : {"Adagrad", "DeepSpeedCPUAdagrad"})
@@ -46,6 +48,10 @@ TEST(OptimizerTypes, AreCalledAsDeepSpeedCallsThem) {
 // The bytes that the planner counts for each parameter.
 TEST(OptimizerTypes, SayHowManyBytesTheirStateHas) {
   EXPECT_EQ(OptimizerOptions(AdamWOptions{}).state_bytes(), 8);
+  EXPECT_EQ(OptimizerOptions(AdamW8bitOptions{}).state_bytes(), 2.03125);
+  // Checkpoints have floats.
+  EXPECT_EQ(OptimizerOptions(AdamW8bitOptions{}).saved_state_bytes(), 8);
+  EXPECT_EQ(OptimizerOptions(AdamWOptions{}).saved_state_bytes(), std::nullopt);
   EXPECT_EQ(OptimizerOptions(SGDOptions{}).state_bytes(), 0);
   EXPECT_EQ(OptimizerOptions(SGDOptions{.momentum = 0.5}).state_bytes(), 4);
   EXPECT_EQ(OptimizerOptions(LionOptions{}).state_bytes(), 4);
@@ -58,6 +64,7 @@ TEST(OptimizerTypes, SayHowManyBytesTheirStateHas) {
 
 TEST(OptimizerTypes, SayWhatAStepSees) {
   EXPECT_EQ(OptimizerOptions(LionOptions{}).kind(), StepKind::elementwise);
+  EXPECT_EQ(OptimizerOptions(AdamW8bitOptions{}).kind(), StepKind::blocks);
   EXPECT_EQ(OptimizerOptions(LambOptions{}).kind(), StepKind::norm_per_parameter);
   EXPECT_EQ(OptimizerOptions(MuonOptions{}).kind(), StepKind::whole_matrices);
 }

@@ -410,7 +410,12 @@ bool is_everyday(const Strategy& strategy, const ShardedWay& way, int num_ranks,
 }
 
 void check_share(Cells& cells, Share share, c10::Device device = at::kCPU) {
-  const std::vector<optim::OptimizerType> optimizers = optim::optimizer_types();
+  std::vector<optim::OptimizerType> optimizers = optim::optimizer_types();
+  // Moments in blocks are computed on the CPU alone.
+  if (!device.is_cpu())
+    std::erase_if(optimizers, [](const optim::OptimizerType& type) {
+      return type.options.kind() == optim::StepKind::blocks;
+    });
   const std::vector<Strategy> all_strategies = strategies(cells.num_ranks());
   std::vector<ShardedCell> all;
   References references;

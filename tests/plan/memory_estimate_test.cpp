@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/optim/adamw/plain/options.h>
 #include <lockstep/plan/memory_estimate.h>
 
 namespace lockstep::plan {
@@ -145,6 +146,26 @@ TEST(MemoryEstimate, HasTheDirectionsOfAStepWithNorms) {
   cut.device = Device::gpu;
   EXPECT_EQ(of(cut).step, 0);
   EXPECT_EQ(of(cut).host_optimizer, (8 + 4 + 4) * kPsi / 4 + 4 * kUnit / 4);
+}
+
+TEST(MemoryEstimate, HasMomentsOfEightBits) {
+  const optim::OptimizerOptions eight = optim::AdamW8bitOptions{};
+  MemoryOptions options{.state_bytes = eight.state_bytes(),
+                        .step_kind = eight.kind(),
+                        .saved_state_bytes = eight.saved_state_bytes()};
+  const auto whole = estimate_memory(model(), trace(), options);
+  EXPECT_EQ(whole.optimizer, kPsi * 65 / 32);
+  EXPECT_EQ(whole.step, estimate_memory(model(), trace(), {}).step);
+  options.strategy = FULL_SHARD;
+  options.num_ranks = 4;
+  EXPECT_EQ(estimate_memory(model(), trace(), options).optimizer, whole.optimizer / 4);
+  // Copies in memory are of what a checkpoint has.
+  options.copied_shares = 1;
+  MemoryOptions floats = options;
+  floats.state_bytes = 8;
+  floats.saved_state_bytes = {};
+  EXPECT_EQ(estimate_memory(model(), trace(), options).copies,
+            estimate_memory(model(), trace(), floats).copies);
 }
 
 TEST(MemoryEstimate, HasTheMatricesOfAStep) {

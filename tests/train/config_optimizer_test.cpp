@@ -113,14 +113,30 @@ TEST(Optimizer, muon_has_two_learning_rates) {
               HasSubstr("optimizer.type is \"Muon\", which looks at whole parameters"));
 }
 
+TEST(Optimizer, has_moments_of_8_bits) {
+  const TrainConfig config =
+      config_with({{"/optimizer/type", "adamw8bit"}, {"/optimizer/params/betas", {0.8, 0.9}}});
+  const auto* const eight = config.optimizer.options.as<optim::AdamW8bitOptions>();
+  ASSERT_NE(eight, nullptr);
+  EXPECT_EQ(eight->betas[1], 0.9);
+  EXPECT_EQ(to_json(parse_config(to_json(config), {})), to_json(config));
+  EXPECT_THAT(
+      mistake_with({{"/optimizer/type", "AdamW8bit"}, {"/optimizer/params/adam_w_mode", false}}),
+      HasSubstr("optimizer.type is \"AdamW8bit\": use the type \"Adam8bit\""));
+  EXPECT_THAT(mistake_with({{"/optimizer/type", "Adam8bit"}, {"/parallel/tensor", 2}}),
+              HasSubstr("optimizer.type is \"Adam8bit\", which looks at whole parameters"));
+}
+
 TEST(Optimizer, says_what_its_type_does_not_have) {
   EXPECT_EQ(mistake_with({{"/optimizer/params/max_grad_norm", 1.0}}),
             "gpt.json:1: optimizer.params.max_grad_norm does not belong there: use "
             "gradient_clipping, at the top of the config");
-  EXPECT_EQ(mistake_with({{"/optimizer/type", "OneBitAdam"}, {"/optimizer/params/x", 1}}),
-            "gpt.json:1: optimizer.type is \"OneBitAdam\": it must be 'AdamW', 'Adam', 'SGD', "
-            "'Lion', 'Adagrad', 'Lamb', 'Muon', 'FusedAdam', 'DeepSpeedCPUAdam', 'FusedLion', "
-            "'DeepSpeedCPULion', 'DeepSpeedCPUAdagrad' or 'FusedLamb'");
+  EXPECT_EQ(
+      mistake_with({{"/optimizer/type", "OneBitAdam"}, {"/optimizer/params/x", 1}}),
+      "gpt.json:1: optimizer.type is \"OneBitAdam\": it must be 'AdamW', 'Adam', 'AdamW8bit', "
+      "'Adam8bit', 'SGD', 'Lion', 'Adagrad', 'Lamb', 'Muon', 'FusedAdam', 'DeepSpeedCPUAdam', "
+      "'FusedLion', "
+      "'DeepSpeedCPULion', 'DeepSpeedCPUAdagrad' or 'FusedLamb'");
   EXPECT_THAT(mistake_with({{"/optimizer/type", "SGD"}, {"/optimizer/params/betas", {0.9, 0.9}}}),
               HasSubstr("optimizer.params.betas is no key of SGD: its keys are lr, weight_decay, "
                         "momentum, dampening, nesterov"));

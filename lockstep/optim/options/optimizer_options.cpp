@@ -11,8 +11,6 @@ namespace lockstep::optim {
 
 namespace {
 
-constexpr std::int64_t kFloatBytes = 4;
-
 class TextKeys final : public OptionKeys {
  public:
   void number(const OptionKey& key, double& value, const NumberRange& /*range*/) override {
@@ -104,12 +102,13 @@ void OptimizerOptions::describe(OptionKeys& keys) {
   options_->describe(keys);
 }
 
-std::int64_t OptimizerOptions::state_bytes() const {
-  return kFloatBytes * static_cast<std::int64_t>(state_names().size());
+double OptimizerOptions::matrix_state_bytes() const {
+  return kFloatBytes * static_cast<double>(options_->matrix_state_names().size());
 }
 
-std::int64_t OptimizerOptions::matrix_state_bytes() const {
-  return kFloatBytes * static_cast<std::int64_t>(options_->matrix_state_names().size());
+std::optional<double> OptimizerOptions::saved_state_bytes() const {
+  const double of_floats = kFloatBytes * static_cast<double>(state_names().size());
+  return state_bytes() == of_floats ? std::nullopt : std::optional(of_floats);
 }
 
 void OptimizerOptions::set_learning_rate(double lr) {

@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,6 +21,7 @@ namespace lockstep::optim {
 // How much of a parameter a step has to see.
 enum class StepKind : std::uint8_t {
   elementwise,         // one element at a time
+  blocks,              // fixed blocks of the whole parameter
   norm_per_parameter,  // sums over the whole parameter
   whole_matrices,      // the whole parameter, as a matrix
 };
@@ -38,11 +40,12 @@ bool is_hidden_matrix(std::string_view name, std::span<const std::int64_t> shape
 //   void describe(OptionKeys& keys);               // each number, once
 //   std::vector<std::string> state_names() const;  // tensors of a parameter's shape in its state
 //   std::vector<std::string> matrix_state_names() const;  // the same of what it moves as a matrix
+//   double state_bytes() const;  // for each element, where these tensors are not of floats
 //   std::vector<OptionMistake> mistakes(std::string_view type) const;
 //   void set_learning_rate(double lr);  // what a config has as lr
 //   std::unique_ptr<Optimizer> make(std::vector<ParameterGroup>, std::shared_ptr<Parts>) const;
 //
-// make() is defined where LibTorch is. The three before it may be left out.
+// make() is defined where LibTorch is. The four before it may be left out.
 template <typename T>
 concept DescribesOptimizer = std::copyable<T> &&
     requires(T options, const T& fixed, OptionKeys& keys) {
@@ -72,8 +75,10 @@ class OptimizerOptions {
   void describe(OptionKeys& keys);
   std::vector<std::string> state_names() const { return options_->state_names(); }
   // Bytes of state for each parameter in fp32, and for each that is moved as a part of a matrix.
-  std::int64_t state_bytes() const;
-  std::int64_t matrix_state_bytes() const;
+  double state_bytes() const { return options_->state_bytes(); }
+  double matrix_state_bytes() const;
+  // Where the state is not of floats: what a checkpoint has for each parameter, which is.
+  std::optional<double> saved_state_bytes() const;
   void set_learning_rate(double lr);
   // `type` is the first of the names that a config has it under, and empty where no config named
   // it.
@@ -82,6 +87,8 @@ class OptimizerOptions {
   }
 
  private:
+  static constexpr double kFloatBytes = 4;
+
   struct Holder {
     virtual ~Holder() = default;
     virtual std::shared_ptr<Holder> clone() const = 0;
@@ -90,6 +97,7 @@ class OptimizerOptions {
     virtual void describe(OptionKeys& keys) = 0;
     virtual std::vector<std::string> state_names() const = 0;
     virtual std::vector<std::string> matrix_state_names() const = 0;
+    virtual double state_bytes() const = 0;
     virtual void set_learning_rate(double lr) = 0;
     virtual std::vector<OptionMistake> mistakes(std::string_view type) const = 0;
   };
@@ -108,6 +116,12 @@ class OptimizerOptions {
         return options.matrix_state_names();
       else
         return options.state_names();
+    }
+    double state_bytes() const override {
+      if constexpr (requires { options.state_bytes(); })
+        return options.state_bytes();
+      else
+        return kFloatBytes * static_cast<double>(options.state_names().size());
     }
     void set_learning_rate([[maybe_unused]] double lr) override {
       if constexpr (requires { options.set_learning_rate(lr); }) options.set_learning_rate(lr);

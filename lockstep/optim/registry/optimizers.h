@@ -21,6 +21,8 @@ void for_each_optimizer(const Row& row) {
   using Names = std::vector<std::string>;
   row(Names{"AdamW", "FusedAdam", "DeepSpeedCPUAdam"}, AdamWOptions{});
   row(Names{"Adam"}, AdamWOptions{});
+  row(Names{"AdamW8bit"}, AdamW8bitOptions{});
+  row(Names{"Adam8bit"}, AdamW8bitOptions{});
   row(Names{"SGD"}, SGDOptions{});
   row(Names{"Lion", "FusedLion", "DeepSpeedCPULion"}, LionOptions{});
   row(Names{"Adagrad", "DeepSpeedCPUAdagrad"}, AdagradOptions{});

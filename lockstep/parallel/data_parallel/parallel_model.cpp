@@ -16,9 +16,8 @@ class ParallelModel::ModelOptimizer final : public optim::Optimizer {
       : optimizer_(std::move(optimizer)),
         model_(model),
         alive_(model.optimizer_bytes_),
-        last_exchange_(model.gradients().num_exchanges()) {
-    for (const NamedTensor& one : optimizer_->state())
-      bytes_ += static_cast<std::int64_t>(one.tensor.nbytes());
+        last_exchange_(model.gradients().num_exchanges()),
+        bytes_(optimizer_->state_bytes()) {
     *model.optimizer_bytes_ += bytes_;
   }
   ~ModelOptimizer() override {
@@ -42,6 +41,7 @@ class ParallelModel::ModelOptimizer final : public optim::Optimizer {
     check_alive();
     return optimizer_->state();
   }
+  std::int64_t state_bytes() const override { return bytes_; }
   void load_state(const std::vector<NamedTensor>& state) override {
     check_alive();
     optimizer_->load_state(state);
@@ -60,7 +60,7 @@ class ParallelModel::ModelOptimizer final : public optim::Optimizer {
   ParallelModel& model_;  // while alive_ is not expired
   std::weak_ptr<std::int64_t> alive_;
   std::int64_t last_exchange_;
-  std::int64_t bytes_ = 0;
+  std::int64_t bytes_;
 };
 
 ParallelModel::ParallelModel(const torch::nn::Module& module,

@@ -60,6 +60,38 @@ class CutParts final : public optim::Parts {
     return shard::sums_of_squares(pieces, *group_, device());
   }
 
+  // The ranks gather the numbers of those parameters of which a cut goes through a block.
+  void join_blocks(std::int64_t block_elements, std::span<optim::BlockEdges> edges) override {
+    std::vector<optim::BlockEdges*> cut;
+    std::int64_t numbers_of_rank = 0;
+    for (optim::BlockEdges& one : edges) {
+      const auto within_block = [&](const mesh::Interval& piece) {
+        return piece.size() > 0 && piece.begin % block_elements != 0;
+      };
+      if (!std::ranges::any_of(pieces_of(one.name), within_block)) continue;
+      cut.push_back(&one);
+      numbers_of_rank += static_cast<std::int64_t>(one.first.size() + one.last.size());
+    }
+    if (cut.empty()) return;
+    const at::Tensor mine = at::empty({numbers_of_rank}, at::kFloat);
+    float* number = mine.data_ptr<float>();
+    for (const optim::BlockEdges* one : cut) {
+      number = std::ranges::copy(one->first, number).out;
+      number = std::ranges::copy(one->last, number).out;
+    }
+    const at::Tensor all =
+        at::empty({group_->size(), numbers_of_rank}, at::dtype(at::kFloat).device(device()));
+    std::vector<at::Tensor> of_ranks;
+    for (int rank = 0; rank < group_->size(); ++rank) of_ranks.push_back(all[rank]);
+    group_->all_gather(of_ranks, mine.to(device())).wait();
+    const at::Tensor there = all.cpu();
+    std::int64_t place = 0;
+    for (optim::BlockEdges* one : cut) {
+      join_edges(*one, block_elements, there.narrow(1, place, 2 * std::ssize(one->first)));
+      place += 2 * std::ssize(one->first);
+    }
+  }
+
   void compute_whole(const std::vector<Matrix>& matrices,
                      const optim::WholeMatrices& work) override {
     // The ranks of a call send each other one type.
@@ -81,6 +113,29 @@ class CutParts final : public optim::Parts {
   }
 
  private:
+  // `numbers`: [ranks, first and last], of each rank.
+  void join_edges(optim::BlockEdges& mine, std::int64_t block_elements,
+                  const at::Tensor& numbers) const {
+    const std::vector<mesh::Interval> pieces = pieces_of(mine.name);
+    const mesh::Interval& here = pieces[static_cast<std::size_t>(group_->rank())];
+    if (here.size() == 0) return;
+    const auto join = [&](std::vector<float>& joined, std::int64_t block) {
+      for (int rank = 0; rank < group_->size(); ++rank) {
+        const mesh::Interval& piece = pieces[static_cast<std::size_t>(rank)];
+        if (piece.size() == 0) continue;
+        const float* const its = numbers[rank].data_ptr<float>();
+        for (std::size_t i = 0; i < joined.size(); ++i) {
+          if (piece.begin / block_elements == block)
+            joined[i] = optim::BlockEdges::joined(joined[i], its[i]);
+          if ((piece.end - 1) / block_elements == block)
+            joined[i] = optim::BlockEdges::joined(joined[i], its[joined.size() + i]);
+        }
+      }
+    };
+    join(mine.first, here.begin / block_elements);
+    join(mine.last, (here.end - 1) / block_elements);
+  }
+
   c10::Device device() const { return places_.begin()->second.unit->device(); }
 
   std::vector<mesh::Interval> pieces_of(const std::string& name) const {
@@ -175,6 +230,11 @@ class ShardedOptimizer final : public optim::Optimizer {
     return all;
   }
 
+  std::int64_t state_bytes() const override {
+    std::int64_t bytes = 0;
+    for (const UnitOptimizer& unit : units_) bytes += unit.inner->state_bytes();
+    return bytes;
+  }
   void load_state(const std::vector<NamedTensor>& state) override {
     std::vector<optim::Optimizer*> each;
     for (const UnitOptimizer& unit : units_) each.push_back(unit.inner.get());

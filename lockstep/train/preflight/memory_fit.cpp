@@ -163,6 +163,7 @@ plan::MemoryEstimate RunMemory::estimate(const Choice& choice) {
        .state_bytes = config_.optimizer.options.state_bytes(),
        .step_kind = config_.optimizer.options.kind(),
        .matrix_state_bytes = config_.optimizer.options.matrix_state_bytes(),
+       .saved_state_bytes = config_.optimizer.options.saved_state_bytes(),
        .max_live_units = config_.sharding.max_live_units,
        .accumulation = choice.accumulation,
        .exchange_gradients = config_.exchange_gradients,

@@ -19,11 +19,13 @@ void AdamWOptions::describe(OptionKeys& keys) {
 }
 
 std::vector<OptionMistake> AdamWOptions::mistakes(std::string_view type) const {
-  if (type != "AdamW" || decay == AdamDecay::decoupled) return {};
+  constexpr std::string_view kDecoupled = "AdamW";
+  if (!type.starts_with(kDecoupled) || decay == AdamDecay::decoupled) return {};
   return {{.key = "adam_w_mode",
            .judged_with = {},
-           .what = "is false, but optimizer.type is \"AdamW\": use the type \"Adam\" for decay "
-                   "that is part of the gradient"}};
+           .what = "is false, but optimizer.type is \"" + std::string(type) +
+                   "\": use the type \"Adam" + std::string(type.substr(kDecoupled.size())) +
+                   "\" for decay that is part of the gradient"}};
 }
 
 }  // namespace lockstep::optim

@@ -36,4 +36,13 @@ struct AdamWOptions {
                                   std::shared_ptr<Parts> parts) const;
 };
 
+// The same with both moments in 8 bits: codes in blocks of kCodeBlock elements of the whole
+// parameter, each with a float as its scale (optim/kernels/block_codes.h).
+struct AdamW8bitOptions : AdamWOptions {
+  static constexpr StepKind kKind = StepKind::blocks;
+  double state_bytes() const { return 2 * (1 + 4.0 / 256); }
+  std::unique_ptr<Optimizer> make(std::vector<ParameterGroup> groups,
+                                  std::shared_ptr<Parts> parts) const;
+};
+
 }  // namespace lockstep::optim
