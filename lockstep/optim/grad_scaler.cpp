@@ -10,6 +10,7 @@
 #include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/float16.h>
 #include <lockstep/optim/kernels/gradients.h>
 #include <lockstep/optim/parallel_blocks.h>
 #include <lockstep/optim/parameters.h>

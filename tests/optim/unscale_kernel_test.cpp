@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include <lockstep/base/float16.h>
 #include <lockstep/base/philox.h>
 
 namespace lockstep::optim {

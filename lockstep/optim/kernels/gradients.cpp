@@ -2,6 +2,7 @@
 
 #include <bit>
 
+#include <lockstep/base/float16.h>
 #include <lockstep/base/simd.h>
 
 namespace lockstep::optim {

@@ -4,7 +4,10 @@
 
 #include <cstdint>
 
-#include <lockstep/base/float16.h>
+namespace lockstep {
+struct BFloat16;
+struct Float16;
+}  // namespace lockstep
 
 namespace lockstep::optim {
 
