@@ -7,6 +7,7 @@
 //
 // A sample's change depends on the seed, the epoch and the sample's number alone: it is the same on
 // any number of ranks, with any number of workers, and in a run that goes on from a checkpoint.
+// Where one augmentation is put on another, give each a seed of its own.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +36,8 @@ struct Sample {
 // shapes, or none; throws the exceptions of the dataset and of the function.
 class AugmentedDataset : public Dataset {
  public:
-  // Draws its random numbers from `random`.
+  // Draws its random numbers from `random`, and returns new tensors: those that it is given may be
+  // the data set's own memory.
   using Change = std::function<Sample(Sample sample, const at::Generator& random)>;
 
   AugmentedDataset(std::shared_ptr<const Dataset> dataset, Change change, std::uint64_t seed);

@@ -146,26 +146,31 @@ at::Tensor ScriptModuleImpl::forward(const at::Tensor& input) {
 }
 
 void ScriptModuleImpl::follow_script() {
+  std::string fault;
   for (const Place& place : places_) {
-    const c10::IValue& value = place.holder->getSlot(place.slot);
+    const c10::IValue value = place.holder->getSlot(place.slot);
     if (value.isTensor() && value.toTensor().is_same(place.tensor)) continue;
-    if (place.is_parameter)
-      throw UsageError("the TorchScript model '{}' gave its parameter '{}' another tensor, which "
-                       "would be trained on each rank by itself: write to it in place",
-                       name(), place.name);
+    place.holder->setSlot(place.slot, place.tensor);
     const at::Tensor now = value.isTensor() ? value.toTensor() : at::Tensor();
-    if (!now.defined() || now.sizes() != place.tensor.sizes() ||
-        now.scalar_type() != place.tensor.scalar_type())
-      throw UsageError("the TorchScript model '{}' gave its buffer '{}' a tensor of another shape "
-                       "or type, which checkpoints could not go back to: keep those, or make it an "
-                       "attribute that is no buffer",
-                       name(), place.name);
-    {
+    if (place.is_parameter) {
+      fault =
+          fmt::format("the TorchScript model '{}' gave its parameter '{}' another tensor, which "
+                      "would be trained on each rank by itself: write to it in place",
+                      name(), place.name);
+    } else if (!now.defined() || now.sizes() != place.tensor.sizes() ||
+               now.scalar_type() != place.tensor.scalar_type()) {
+      fault =
+          fmt::format("the TorchScript model '{}' gave its buffer '{}' a tensor of another shape "
+                      "or type, which checkpoints could not go back to: keep those, or make it "
+                      "an attribute that is no buffer",
+                      name(), place.name);
+    } else {
       const c10::NoGradGuard no_grad;
       place.tensor.copy_(now);
     }
-    place.holder->setSlot(place.slot, place.tensor);
   }
+  // Every place has its own tensor again.
+  if (!fault.empty()) throw UsageError("{}", fault);
 }
 
 void ScriptModuleImpl::train(bool on) {

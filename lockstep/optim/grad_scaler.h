@@ -51,7 +51,7 @@ class GradScaler {
 
   // Divides the gradients by the scale, in place: once for each update(), when all of the step's
   // passes are done and before clipping. Gives 1 in a Float tensor of one element if a gradient is
-  // inf or nan on this rank, and 0 if not (unscale.h has where, and which parameters are refused).
+  // inf or nan on this rank, and 0 if not (grad_scaler.cpp says which parameters are refused).
   // UsageError if it was called since the last update().
   //
   // In Half a gradient below 2^-24 is lost when it is divided: keep the parameters in Float and let

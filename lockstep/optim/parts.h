@@ -60,8 +60,8 @@ class Parts {
   virtual std::vector<double> sums_of_squares(const std::vector<NamedTensor>& parts) = 0;
 
   // Makes each number of the edges what all ranks' numbers of that block are, joined. A part that
-  // begins and ends in one block has its number in `first`. Blocks of `block_elements` elements,
-  // counted from the parameter's first.
+  // lies within one block has its number in `first` or in `last`. Blocks of `block_elements`
+  // elements, counted from the parameter's first.
   virtual void join_blocks(std::int64_t block_elements, std::span<BlockEdges> edges) = 0;
 
   // Brings each matrix to one rank, which computes, and hands its parts back. The ranks share the

@@ -174,9 +174,8 @@ class DistributedTrainer {
                                                                 TrainerOptions options,
                                                                 LossReduction reduction =
                                                                     LossReduction::mean)
-      : DistributedTrainer(std::move(dist), std::move(options),
-                           std::make_shared<Task>(internal::share_model(std::move(model)),
-                                                  std::move(loss), reduction)) {}
+      : DistributedTrainer(dist, std::move(model), std::move(loss), std::move(options), reduction,
+                           train::parallel_of(dist)) {}
 
   // Adds a metric of the validation set. It is called like the loss, without a graph, and returns a
   // sum over the samples of its batch, as a tensor or a number; the mean is reported.

@@ -154,6 +154,14 @@ PassesLoss LanguageModelPipeline::run(std::int64_t step, const std::vector<data:
   return loss;
 }
 
+void LanguageModelPipeline::check_passes(std::int64_t num_passes) const {
+  const int num_micro_batches = training_->schedule().num_micro_batches;
+  if (num_passes > num_micro_batches)
+    throw UsageError("a step has {} passes, and the pipeline's schedule {} micro-batches: let "
+                     "gradient_accumulation_steps stay what the run began with",
+                     num_passes, num_micro_batches);
+}
+
 double LanguageModelPipeline::evaluate(const data::Batch& batch) {
   const std::vector<data::Batch> batches = {filled_up(batch)};
   batches_ = &batches;

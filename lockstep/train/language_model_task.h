@@ -53,6 +53,7 @@ class LanguageModelPipeline : public PipelinePasses {
                  const GradientScale& scale = {}) override;
   // The number of a batch's targets that count on this rank of the data.
   std::int64_t expected_count(const data::Batch& batch) const override;
+  void check_passes(std::int64_t num_passes) const override;
   bool takes_empty_batches() const override { return true; }
 
   // Runs the forward pass of one batch of at most `micro_batch` samples.

@@ -98,6 +98,8 @@ std::int64_t StagedPasses::expected_count(const data::Batch& batch) const {
   return counts_itself_ && samples > 0 && batch.target.defined() ? batch.target.numel() : samples;
 }
 
+void StagedPasses::check_passes(std::int64_t num_passes) const { stages_->check_size(num_passes); }
+
 nn::LossSum StagedPasses::evaluate(const data::Batch& batch, at::Tensor* output) {
   const PassesLoss made =
       stages_->evaluate({{.input = batch.input, .target = batch.target, .samples = batch.size()}},

@@ -47,6 +47,7 @@ class StagedPasses : public PipelinePasses {
   PassesLoss run(std::int64_t step, const std::vector<data::Batch>& batches,
                  const GradientScale& scale) override;
   std::int64_t expected_count(const data::Batch& batch) const override;
+  void check_passes(std::int64_t num_passes) const override;
   bool takes_empty_batches() const override { return false; }
 
   // Forward alone; with `output`, every rank of the pipeline gets what the last stage made.

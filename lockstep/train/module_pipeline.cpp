@@ -252,6 +252,10 @@ at::Tensor ModulePipeline::loss_of(std::size_t micro_batch, const std::vector<at
     throw UsageError("the last of the model's blocks returns {} tensors: the loss takes one",
                      made.size());
   const at::Tensor& output = made.front();
+  if (keeps_outputs_ && output.dim() == 0)
+    throw UsageError("the last of the model's blocks returns one number for {} samples: it must "
+                     "have a row for each",
+                     batch.samples);
   if (keeps_outputs_ && batch.samples > 0) outputs_[begin_ + micro_batch] = output.detach();
   nn::LossSum loss = loss_->of(output, batch);
   if (!loss.sum.defined() || loss.sum.numel() != 1)
@@ -305,16 +309,22 @@ std::unique_ptr<ModulePipeline> build_in_stages(
     if (blocks.empty())
       throw UsageError("the pipeline has {} ranks, and this '{}' does not say which blocks its "
                        "stages are made of: return a torch::nn::Sequential, give it a member "
-                       "pipeline_blocks(), or pass initialize() a function that lists them "
-                       "(docs/engine.md)",
+                       "pipeline_blocks(), or, for an engine, pass initialize() a function that "
+                       "lists them (docs/engine.md)",
                        options.parallel.pipeline, whole->name());
     stages = std::make_unique<ModulePipeline>(dist, whole, std::move(blocks), options);
   });
-  if (options.parallel.tensor > 1)
-    say_together(RankMessages(dist.world()), [&] {
-      stages->check_tied(model);
-      return std::string();
-    });
+  // Each looks at its own stage.
+  say_together(RankMessages(dist.world()), [&] {
+    if (dist.synchronises_batch_norms(model))
+      throw UsageError(
+          "a batch norm of the model was synchronised (convert_sync_batchnorm), and the "
+          "pipeline has {} ranks: batch norms take their statistics over the "
+          "micro-batches of a stage's rank; leave it out, or take a pipeline of 1",
+          options.parallel.pipeline);
+    if (options.parallel.tensor > 1) stages->check_tied(model);
+    return std::string();
+  });
   return stages;
 }
 

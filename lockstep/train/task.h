@@ -49,6 +49,9 @@ class PipelinePasses {
   // About what LossSum::count of a batch is.
   virtual std::int64_t expected_count(const data::Batch& batch) const = 0;
 
+  // UsageError where the schedule cannot run so many batches a step.
+  virtual void check_passes(std::int64_t num_passes) const = 0;
+
   // Whether run() takes batches without samples. If not, they are given samples that do not count,
   // and have no rows.
   virtual bool takes_empty_batches() const = 0;

@@ -167,6 +167,8 @@ void Trainer::keep_batch(const std::map<std::string, double>& values) {
     return;
   }
   batch_ = divide_batch(begun->global, dist_.data_size(), options_.batch_size);
+  if (const PipelinePasses* const pipeline = task_->pipeline())
+    pipeline->check_passes(batch_.accumulation);
   if (loader_ != nullptr) {
     loader_->set_step(batch_.micro, batch_.global);
     check_batch_norms();

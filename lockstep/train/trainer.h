@@ -121,6 +121,7 @@ class Trainer {
   enum class Samples { in_training_order, in_their_own };
   std::unique_ptr<data::DataLoader> load_data(const Dataset& dataset, Samples order) const;
   bool take_stand_in(data::Batch& batch, const data::Dataset& dataset);
+  std::optional<device::Autocast> low_precision() const;
   void validate(const Dataset& validation);
   void judge(Validation& validation);
   std::optional<Validation> measure(const Dataset& dataset, std::int64_t most_batches);

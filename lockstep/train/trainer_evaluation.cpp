@@ -106,6 +106,12 @@ bool Trainer::take_stand_in(data::Batch& batch, const data::Dataset& dataset) {
   return true;
 }
 
+// The blocks of a pipeline's stages cast by themselves, and leave the loss in 32 bits.
+std::optional<device::Autocast> Trainer::low_precision() const {
+  if (task_->pipeline() != nullptr) return std::nullopt;
+  return stepper_->low_precision();
+}
+
 void Trainer::validate(const Dataset& validation) {
   if (validation == nullptr) return;
   finish_step();
@@ -175,7 +181,7 @@ std::optional<Validation> Trainer::measure(const Dataset& dataset, std::int64_t 
   while (auto batch = left-- > 0 ? loader->next() : std::nullopt) {
     const bool stands_in = take_stand_in(*batch, *dataset);
     if (batch->size() == 0) continue;
-    const auto cast = stepper_->low_precision();
+    const auto cast = low_precision();
     const Evaluation evaluation = task_->evaluate(*batch);
     if (stands_in) continue;
     sums[0] += evaluation.loss.sum.item<double>();
@@ -215,7 +221,7 @@ at::Tensor Trainer::predict(const Dataset& dataset,
         constexpr std::int64_t kFirst[] = {0};
         batch->input = dataset->batch(kFirst).input.to(dist_.device());
       }
-      const auto cast = stepper_->low_precision();
+      const auto cast = low_precision();
       const at::Tensor given = output(*batch);
       if (!given.defined() || given.dim() == 0 || given.size(0) != batch->size()) {
         wrong = fmt::format(

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/functional.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <nlohmann/json.hpp>
 
@@ -222,10 +225,10 @@ void check_pipelines(ranks::Cells& cells, const std::filesystem::path& folder) {
     cells.expect_close(whole.predict(Line(kSamples), {.on_all_ranks = true}), alone.outputs(),
                        "the outputs of the whole model");
   });
-  const auto dist = setup_distributed({.mode = ParallelMode::HYBRID,
-                                       .model_parallel = {.pipeline = 2},
-                                       .timeout = milliseconds(60'000),
-                                       .device_type = c10::DeviceType::CPU});
+  auto dist = setup_distributed({.mode = ParallelMode::HYBRID,
+                                 .model_parallel = {.pipeline = 2},
+                                 .timeout = milliseconds(60'000),
+                                 .device_type = c10::DeviceType::CPU});
   cells.cell("models that are no pipeline", [&] {
     cells.expect_usage_error([&] { DistributedTrainer(dist, TwoLayers(), kLoss, {.epochs = 1}); },
                              "give it a function that makes the model");
@@ -240,6 +243,28 @@ void check_pipelines(ranks::Cells& cells, const std::filesystem::path& folder) {
                              kLoss, {.epochs = 1});
         },
         "needs");
+    cells.expect_usage_error(
+        [&] {
+          DistributedTrainer(dist,
+                             [&] {
+                               torch::nn::Sequential net(torch::nn::Linear(2, 4),
+                                                         torch::nn::BatchNorm1d(4),
+                                                         torch::nn::Linear(4, 1));
+                               dist.convert_sync_batchnorm(net);
+                               return net;
+                             },
+                             kLoss, {.epochs = 1});
+        },
+        "batch norm of the model was synchronised");
+    DistributedTrainer sums(
+        dist,
+        [] {
+          return torch::nn::Sequential(
+              torch::nn::Linear(2, 4), torch::nn::Linear(4, 1),
+              torch::nn::Functional([](const at::Tensor& x) { return x.sum(); }));
+        },
+        [](const at::Tensor& output, const at::Tensor&) { return output; }, options(dist));
+    cells.expect_usage_error([&] { sums.predict(Line(kSamples)); }, "a row for each");
   });
 }
 

@@ -126,9 +126,11 @@ class Encoder {
 // State: the codes of exp_avg and exp_avg_sq, [elements], and their scales, [blocks].
 std::vector<at::Tensor> empty_moments(const at::Tensor& parameter, std::int64_t elements_before) {
   if (!parameter.device().is_cpu())
-    throw UsageError("moments of 8 bits are computed on the CPU, and a parameter is on {}: offload "
-                     "the optimizer (zero_optimization.offload_optimizer), or take AdamW",
-                     parameter.device().str());
+    throw UsageError(
+        "moments of 8 bits are computed on the CPU, and a parameter is on {}: take "
+        "stage 2 or 3 and offload the optimizer (zero_optimization.offload_optimizer), "
+        "or take AdamW",
+        parameter.device().str());
   // Whether others share its blocks does not change their number.
   const auto part = PartInBlocks::of(elements_before, parameter.numel(), 0);
   std::vector<at::Tensor> state;

@@ -13,7 +13,7 @@ namespace lockstep::optim {
 namespace {
 
 constexpr float kLeastScale = 0x1p-100f;
-constexpr int kDecades = 7;  // of values: from 1e-6 to 1
+constexpr int kDecades = 7;  // of values below the scale
 
 struct Codes {
   std::array<float, 256> values;
