@@ -47,10 +47,10 @@ StatefulOptimizer::StatefulOptimizer(std::vector<ParameterGroup> groups,
     const bool is_narrow = type == at::kHalf || type == at::kBFloat16;
     if (is_narrow && narrow == NarrowWeights::taken) continue;
     if (is_narrow)
-      throw UsageError("parameter '{}' is {}, and this optimizer looks at blocks or at whole "
-                       "parameters, which it "
-                       "does in Float and Double only: take one that goes by elements, such as "
-                       "AdamW, or keep the weights in Float and cast where they are used",
+      throw UsageError("parameter '{}' is {}, and this optimizer looks at whole parameters or "
+                       "blocks of them, which it does in Float and Double only: take one that goes "
+                       "by elements, such as AdamW, or keep the weights in Float and cast where "
+                       "they are used",
                        name, c10::toString(type));
     throw UsageError("parameter '{}' is {}: optimizers step on Float, Double, BFloat16 and Half",
                      name, c10::toString(type));

@@ -79,11 +79,11 @@ void ParallelModel::backward(const at::Tensor& loss_sum, std::int64_t count) {
 std::unique_ptr<optim::Optimizer> ParallelModel::make_optimizer(
     const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) {
   if (context_.norm_scope.cuts_parameters && options.kind() != optim::StepKind::elementwise)
-    throw UsageError(
-        "{} looks at blocks or at whole parameters, and the layers of this model are cut over a "
-        "tensor axis: use an optimizer that goes by elements, such as AdamW, or a "
-        "tensor axis of 1",
-        optim::name_of(options));
+    throw UsageError("{} looks at whole parameters or blocks of them, and the layers of this model "
+                     "are cut over a "
+                     "tensor axis: use an optimizer that goes by elements, such as AdamW, or a "
+                     "tensor axis of 1",
+                     optim::name_of(options));
   return std::make_unique<ModelOptimizer>(
       do_make_optimizer(options, names_.renamed(std::move(groups))), *this);
 }
