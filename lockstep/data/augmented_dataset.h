@@ -7,7 +7,8 @@
 //
 // A sample's change depends on the seed, the epoch and the sample's number alone: it is the same on
 // any number of ranks, with any number of workers, and in a run that goes on from a checkpoint.
-// Where one augmentation is put on another, give each a seed of its own.
+// Two augmentations on top of each other need different seeds: with one seed they draw the same
+// numbers.
 #pragma once
 
 #include <cstdint>

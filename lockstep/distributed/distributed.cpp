@@ -270,7 +270,7 @@ tensor::Plan DistributedManager::State::plan_of_stage(const torch::nn::Module& m
   return mine;
 }
 
-// What is wrong with one stage is an error of all, which would wait for its ranks.
+// All stages throw where the plan does not fit one of them: the others would wait for its ranks.
 void DistributedManager::State::cut_by_plan(torch::nn::Module& module,
                                             const tensor::internal::Defer* defer) {
   const auto& group = mesh.axis("tp");

@@ -42,7 +42,7 @@ class ScriptModuleImpl : public torch::nn::Module {
  public:
   explicit ScriptModuleImpl(torch::jit::Module script);
 
-  // Of a script that takes a tensor and returns one. UsageError where it returns something else.
+  // Runs a script that takes a tensor and returns one. UsageError where it returns something else.
   at::Tensor forward(const at::Tensor& input);
   // Any method, with any inputs and results.
   c10::IValue call(std::vector<c10::IValue> inputs, const std::string& method = "forward");

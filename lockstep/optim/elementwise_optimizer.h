@@ -30,7 +30,7 @@ struct StepNumbers {
   NarrowStep narrow = {};
 };
 
-// What an optimizer holds of a parameter.
+// A parameter, and the state that an optimizer holds for it.
 struct HeldState {
   std::string_view name;
   at::Tensor parameter;
@@ -96,8 +96,8 @@ class StatefulOptimizer : public Optimizer {
   // parameter alone where that is 0; otherwise the gradient was multiplied before.
   virtual bool takes_factor(const ParameterStep& /*step*/) const { return false; }
 
-  // What a checkpoint has of a parameter, a tensor of its shape for each name, and the way back:
-  // the tensors themselves, unless `make_state` made others.
+  // These convert a parameter's state to the form of checkpoints, a tensor of the parameter's shape
+  // for each name, and back. An optimizer with `make_state` overrides both.
   virtual std::vector<at::Tensor> saved_state(const HeldState& held) const { return *held.state; }
   virtual void take_saved(const std::vector<HeldState>& held,
                           const std::vector<std::vector<at::Tensor>>& saved);

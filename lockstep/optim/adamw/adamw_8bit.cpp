@@ -17,8 +17,8 @@ namespace {
 constexpr std::size_t kMoments = 2;
 constexpr std::array kMaps = {CodeMap::with_sign, CodeMap::without_sign};
 
-// Where a part of a parameter lies in the parameter's blocks. Places are counted from the beginning
-// of the block that its first element is in.
+// The place of a part among its parameter's blocks. Places are counted from the beginning of the
+// block that holds the part's first element.
 struct PartInBlocks {
   std::int64_t before = 0;  // elements of that block that are not in the part
   std::int64_t count = 0;

@@ -21,8 +21,8 @@ const std::array<float, 256>& values_of(CodeMap map);
 // The code of 0.
 std::uint8_t code_of_zero(CodeMap map);
 
-// Of two numbers, or scales of parts of a block, the one of the larger magnitude; of a number and
-// its negative the positive one. 0 changes nothing.
+// larger_scale() gives the number of larger magnitude, and the positive one of a number and its
+// negative: the scale of two parts of a block together. 0 changes nothing.
 float larger_scale(float one, float other);
 float scale_of(const float* values, std::int64_t count);
 

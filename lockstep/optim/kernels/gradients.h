@@ -26,7 +26,8 @@ inline constexpr std::int64_t kNormBlock = 4096;  // elements
 double sum_of_squares(const float* values, std::int64_t count);
 double sum_of_squares(const double* values, std::int64_t count);
 
-// Subtracts a multiple of one range from another. The ranges, of `count` elements each, do not overlap.
+// Subtracts a multiple of one range from another. The ranges, of `count` elements each, do not
+// overlap.
 void subtract(std::int64_t count, float factor, const float* what, float* from);
 void subtract(std::int64_t count, double factor, const double* what, double* from);
 

@@ -77,7 +77,8 @@ class OptimizerOptions {
   // Bytes of state for each parameter in fp32, and for each that is moved as a part of a matrix.
   double state_bytes() const { return options_->state_bytes(); }
   double matrix_state_bytes() const;
-  // Where the state is not of floats: what a checkpoint has for each parameter, which is.
+  // The bytes that a checkpoint has for each parameter, as floats. Nothing where the state itself
+  // is of floats.
   std::optional<double> saved_state_bytes() const;
   void set_learning_rate(double lr);
   // `type` is the first of the names that a config has it under, and empty where no config named
